@@ -1,0 +1,75 @@
+# Every step of CI can be run at home: CI calls these targets and nothing else.
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(shell command -v uv 2>/dev/null)
+NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
+MODEL ?= gemma
+export PYTHONPATH := $(CURDIR)
+export UV_LINK_MODE ?= hardlink
+
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
+
+.PHONY: help setup build deny test test-rust test-python lint demo eval bench golden clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.setup: pyproject.toml
+ifneq ($(UV),)
+	uv venv -q $(VENV) --allow-existing
+	uv pip install -q --python $(PY) --group dev
+else
+	python3 -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade 'pip>=25.1'
+	$(PY) -m pip install -q --group dev
+endif
+	touch $@
+
+$(VENV)/.built: $(VENV)/.setup $(RUST_SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release -q $(if $(UV),--uv)
+	touch $@
+
+setup: $(VENV)/.setup ## make .venv with everything that the other targets need
+deny: ## licences and sources of dependencies (needs cargo-deny)
+	cargo deny check licenses bans sources
+
+build: $(VENV)/.built ## compile the extension into .venv
+
+test: test-rust test-python ## all tests, Rust and Python
+
+test-rust:
+ifneq ($(NEXTEST),)
+	cargo nextest run --workspace --no-fail-fast
+else
+	cargo test --workspace --lib --bins --tests
+endif
+	cargo test -q --doc --workspace
+
+test-python: build
+	$(PY) -m pytest -q
+
+lint: build ## formatting, clippy, docs, ruff, mypy, stubs, golden files
+	cargo fmt --check
+	cargo clippy -q --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --no-deps
+	$(VENV)/bin/ruff check python tests benches
+	$(VENV)/bin/ruff format --check python tests benches
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest kvrs._kvrs
+	$(PY) -m tests.reference.golden --check
+
+demo: build ## read 4k tokens with a hidden passkey into a packed store, answer from it (MODEL=gemma|qwen)
+	@$(PY) -m kvrs.demo --model $(MODEL) $(if $(JSON),--json)
+
+eval: build ## perplexity and passkey on real models; JSON under docs/results (MODEL=gemma|qwen|all; Qwen takes an hour)
+	$(PY) -m kvrs.eval.suite --model $(MODEL)
+
+bench: build ## kvrs beside torch in the same run
+	$(PY) benches/decode.py
+
+golden: build ## write the golden files again from the NumPy reference
+	$(PY) -m tests.reference.golden
+
+clean: ## remove what was built
+	rm -rf target $(VENV) build

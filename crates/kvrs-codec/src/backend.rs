@@ -1,0 +1,108 @@
+//! What a backend does: move bytes by layout. It knows no method's name.
+
+use crate::codec::{HeadCodec, LayerCodec};
+use crate::view::{View, ViewMut};
+use kvrs_core::page::{ChunkSource, Entry, Page, Table};
+
+/// One sequence of an attention call.
+#[derive(Debug)]
+pub struct AttendRow<'a, C> {
+    /// Page tables of the layer, one per head group.
+    pub tables: Vec<&'a Table<C>>,
+    /// Position of index 0.
+    pub start: i64,
+    /// Tokens stored in this layer.
+    pub length: usize,
+    /// Columns of the call that hold queries, ascending; the others are padding.
+    pub columns: Vec<usize>,
+    /// Token index of the first query; the r-th query stands at `first_index + r`.
+    pub first_index: usize,
+}
+
+/// Attention of some queries over stored pages and, in `extend`, over the call's own keys and values.
+#[derive(Debug)]
+pub struct AttendCall<'a, C> {
+    /// The layer.
+    pub layer: &'a LayerCodec,
+    /// One per row of `q`.
+    pub rows: Vec<AttendRow<'a, C>>,
+    /// Queries `[rows, query_heads, columns, key_dim]`.
+    pub q: View<'a>,
+    /// The call's own keys `[rows, kv_heads, columns, key_dim]` and values `[.., value_dim]`: token r of a row
+    /// is its r-th column and stands at the index of the r-th query; always causal among themselves.
+    pub own: Option<(View<'a>, View<'a>)>,
+    /// Whether query `i` sees only keys with index <= `i`.
+    pub causal: bool,
+    /// Factor on scores before `softcap`.
+    pub scale: f32,
+    /// `softcap * tanh(score / softcap)` on scaled scores, before masking.
+    pub softcap: Option<f32>,
+    /// One extra logit per query head, without a value.
+    pub sink_logits: Option<&'a [f32]>,
+}
+
+/// Tokens to write as 16-bit rows: token columns `tokens` of row `row`, heads `head..head + heads`, into
+/// neighbouring slots from `slot` on.
+#[derive(Debug, Clone, Copy)]
+pub struct RawRows<'a> {
+    /// Keys `[rows, kv_heads, columns, key_dim]`.
+    pub k: View<'a>,
+    /// Values `[rows, kv_heads, columns, value_dim]`.
+    pub v: View<'a>,
+    /// Row of the call.
+    pub row: usize,
+    /// First key-value head of the group.
+    pub head: usize,
+    /// Columns, one per slot.
+    pub columns: &'a [usize],
+}
+
+/// Moves packed bytes.
+///
+/// Exclusive access to a page is proven by `&mut Page`: the pool never makes two overlapping pages.
+pub trait Backend: ChunkSource + Send + Sync + 'static {
+    /// Writes `rows.columns.len()` tokens into a raw page from `slot` on.
+    fn store_raw(&self, codec: &HeadCodec, page: &mut Page<Self::Chunk>, slot: usize, rows: RawRows<'_>);
+
+    /// Encodes the full raw pages `raw` (16 tokens each, consecutive positions from `position` on) into
+    /// `page` from `slot` on; `raw_codec` describes the raw pages.
+    fn seal(
+        &self,
+        codecs: (&HeadCodec, &HeadCodec),
+        raw: &[&Page<Self::Chunk>],
+        position: i64,
+        page: &mut Page<Self::Chunk>,
+        slot: usize,
+    );
+
+    /// Fills `out` `[rows, query_heads, columns, value_dim]` and the log-sum-exp `[rows, query_heads, columns]`
+    /// (natural log; -inf where a query sees nothing, whose output is zero). Padding columns become zeros.
+    fn attend(&self, call: &AttendCall<'_, Self::Chunk>, out: &mut ViewMut<'_>, lse: Option<&mut [f32]>);
+
+    /// Copies slot `from.1` of one page to slot `to.1` of another of the same codec, as codes.
+    fn copy_slot(
+        &self,
+        codec: &HeadCodec,
+        from: (&Page<Self::Chunk>, usize),
+        to: (&mut Page<Self::Chunk>, usize),
+    );
+
+    /// Decodes slot `slot` of an entry for head `head` of its group: keys `[key_dim]`, values `[value_dim]`.
+    fn decode_slot(
+        &self,
+        codec: &HeadCodec,
+        entry: &Entry<Self::Chunk>,
+        start: i64,
+        slot: usize,
+        head: usize,
+        out: (&mut [f32], &mut [f32]),
+    );
+
+    /// Runs `work` where parallel iterators use this backend's threads.
+    fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        work()
+    }
+
+    /// Whether chunks lie on huge pages.
+    fn huge_pages(&self) -> bool;
+}

@@ -1,0 +1,170 @@
+//! TurboQuant (Zandieh et al., 2025, arXiv:2504.19874), the mse variant: length, rotation, Lloyd-Max codes.
+//!
+//! Where we differ from the paper: one gaussian book with int8 levels serves all dimensions, and the scale of
+//! keys makes inner products unbiased (EDEN's), which costs no bit and errs far less than the `prod` variant.
+//! Rates between integers give the first rotated channels one bit more, under one rotation and one scale.
+
+use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, dot_side};
+use crate::codebook::Book;
+use crate::codec::SideCodec;
+use crate::desc::{Arith, Elem, NONE, RunDesc, Side};
+use crate::encode::ScaledEncoder;
+use crate::rng;
+use crate::scale::ScaleRule;
+use crate::transform::{ROUNDS, Transform};
+use kvrs_core::Result;
+use std::sync::Arc;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "turboquant",
+    paper: "Zandieh et al., 2025, arXiv:2504.19874",
+    parameters: &[
+        Parameter { name: "bits", allowed: "a number in 1..=8", default: None },
+        Parameter { name: "variant", allowed: "mse", default: Some("\"mse\"") },
+        Parameter {
+            name: "scale",
+            allowed: "None (unbiased for keys, norm for values), raw, norm, lsq, unbiased",
+            default: Some("null"),
+        },
+        Parameter { name: "rotation", allowed: "hadamard, dense", default: Some("\"hadamard\"") },
+    ],
+    check: |settings| Parsed::new(settings).map(drop),
+    build,
+};
+
+/// Settings of known meaning.
+struct Parsed {
+    bits: f64,
+    scale: Option<ScaleRule>,
+    dense: bool,
+}
+
+impl Parsed {
+    fn new(settings: &Settings<'_>) -> Result<Self> {
+        let bits = settings.number("bits")?;
+        if !(1.0..=8.0).contains(&bits) {
+            return Err(settings.error("bits", bits, settings.parameter("bits").allowed));
+        }
+        settings.choice("variant", &[("mse", ())])?;
+        let rules = [ScaleRule::Raw, ScaleRule::Norm, ScaleRule::Lsq, ScaleRule::Unbiased];
+        let scale = match settings.get("scale") {
+            None => None,
+            Some(_) => Some(settings.choice("scale", &rules.map(|rule| (rule.name(), rule)))?),
+        };
+        let dense = settings.choice("rotation", &[("hadamard", false), ("dense", true)])?;
+        Ok(Self { bits, scale, dense })
+    }
+}
+
+fn build(settings: &Settings<'_>, context: &SideContext<'_>, cache: &mut ConstantCache) -> Result<SideBuild> {
+    let parsed = Parsed::new(settings)?;
+    let parts = split(parsed.bits, context.d).ok_or_else(|| {
+        let allowed = format!("for {} channels: {}", context.d, packable(context.d));
+        settings.error("bits", parsed.bits, allowed)
+    })?;
+    let default = if context.side == Side::Key { ScaleRule::Unbiased } else { ScaleRule::Norm };
+    let (runs, lut8) = runs(&parts);
+    let (offset, mean) = cache.centre(context)?;
+    let books = parts.iter().map(|&(width, _)| *Book::gaussian(width)).collect();
+    let encoder = ScaledEncoder { rule: parsed.scale.unwrap_or(default), books };
+    let base_pairs = offset.as_ref().map_or(0, crate::offset::KeyOffset::base_pairs);
+    let codec = SideCodec {
+        transform: rotation(context, parsed.dense, cache),
+        lut8: cache.levels(lut8),
+        lut32: [].into(),
+        offset,
+        mean,
+        rope: None,
+        encoder: Some(Arc::new(encoder)),
+    };
+    Ok(SideBuild { desc: dot_side(context.d, runs, 1, base_pairs), codec, group: 16 })
+}
+
+/// Hadamard where `d` is a power of two from 16 on, unless dense is asked for; dense otherwise.
+fn rotation(context: &SideContext<'_>, dense: bool, cache: &mut ConstantCache) -> Transform {
+    let d = context.d;
+    if !dense && d.is_power_of_two() && d >= 16 {
+        let signs = cache.floats(rng::ROTATION_SIGNS, context, |key| rng::signs(key, ROUNDS, d));
+        return Transform::Hadamard { signs, d };
+    }
+    let n = d.next_multiple_of(16);
+    let matrix = cache.floats(rng::DENSE_ROTATION, context, |key| {
+        let mut matrix = rng::dense_rotation(key, d);
+        matrix.resize(n * d, 0.0);
+        matrix
+    });
+    Transform::Dense { matrix, d, n }
+}
+
+/// Widths and channels: `frac * d` channels, rounded to 16 (the larger at a tie), have one bit more.
+/// `None` if that is no channel or all of them.
+fn split(bits: f64, d: usize) -> Option<Vec<(u32, usize)>> {
+    let (low, n) = (bits.floor(), d.next_multiple_of(16));
+    if low == bits {
+        return Some(vec![(bits as u32, n)]);
+    }
+    // Exact: bits are at least 1, so the fraction is a multiple of 2^-52.
+    let one = 1u128 << 52;
+    let fraction = ((bits - low) * one as f64) as u128;
+    let high = ((fraction * d as u128 + 8 * one) / (16 * one)) as usize * 16;
+    (0 < high && high < n).then(|| vec![(low as u32 + 1, high), (low as u32, n - high)])
+}
+
+/// The rates that `d` channels can hold, for messages.
+fn packable(d: usize) -> String {
+    let blocks = d.div_ceil(16);
+    if blocks == 1 {
+        return "the integers 1..=8".to_owned();
+    }
+    let fractions: Vec<String> = (1..blocks).map(|k| format!("{:.4}", (16 * k) as f64 / d as f64)).collect();
+    let fractions: Vec<&str> =
+        fractions.iter().map(|f| f.trim_start_matches('0').trim_end_matches('0')).collect();
+    format!("an integer in 1..=8, or in 1..=7 plus the nearest of {}", fractions.join(", "))
+}
+
+/// The runs, one after the other, and their levels.
+fn runs(parts: &[(u32, usize)]) -> (Vec<RunDesc>, Vec<i8>) {
+    let (mut lut8, mut vec_at, mut at) = (Vec::new(), 0, 0);
+    let runs = parts.iter().map(|&(width, channels)| {
+        let (book, channels) = (Book::gaussian(width), channels as u32);
+        let table = !book.levels.is_empty();
+        let run = RunDesc {
+            width,
+            elem: if table { Elem::Lut8 } else { Elem::Int },
+            arith: if width <= 5 { Arith::I8 } else { Arith::I8x2 },
+            scale: 0,
+            channels,
+            vec_at,
+            at,
+            lut_at: if table { lut8.len() as u32 } else { NONE },
+            step: book.step,
+            zero: book.zero(),
+        };
+        lut8.extend_from_slice(book.levels);
+        vec_at += channels;
+        at += 2 * channels * width;
+        run
+    });
+    (runs.collect(), lut8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractional_rates_give_the_first_channels_one_bit_more() {
+        assert_eq!(split(2.5, 128).unwrap(), [(3, 64), (2, 64)]);
+        assert_eq!(split(2.25, 128).unwrap(), [(3, 32), (2, 96)]);
+        assert_eq!(split(7.5, 80).unwrap(), [(8, 48), (7, 32)]); // 40 channels: a tie goes up
+        assert_eq!(split(4.0, 72).unwrap(), [(4, 80)]);
+        assert_eq!(split(2.05, 64), None);
+        assert_eq!(split(2.5, 16), None);
+    }
+
+    #[test]
+    fn messages_list_the_rates_that_fit() {
+        assert_eq!(packable(64), "an integer in 1..=8, or in 1..=7 plus the nearest of .25, .5, .75");
+        assert_eq!(packable(16), "the integers 1..=8");
+    }
+}

@@ -1,0 +1,14 @@
+//! What to keep and where: the arena, page tables, windows, shapes, ids and errors of kvrs.
+//!
+//! Nothing here knows what the bytes of a page mean, or on which device they lie.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod ids;
+pub mod page;
+pub mod shape;
+pub mod window;
+
+pub use error::{Error, Result};
+pub use ids::SeqId;
+pub use shape::{LayerShape, ModelShape, Pairing, Rope};

@@ -1,0 +1,261 @@
+use super::testing::{Bytes, Counting};
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+type Handle = Arc<Bytes>;
+const RAW: u32 = 1024;
+const PACKED: u32 = 4096;
+const GROUP: usize = 32;
+
+/// What stands in the slots of pages: the memory behind a table.
+#[derive(Default)]
+struct Memory(HashMap<(u64, usize), [u64; PACKED_SLOTS]>);
+
+impl Memory {
+    fn slots(&mut self, page: &Page<Handle>) -> &mut [u64; PACKED_SLOTS] {
+        self.0.entry((page.chunk().id(), page.offset())).or_insert([0; PACKED_SLOTS])
+    }
+}
+
+struct Model {
+    arena: Arena<Counting>,
+    table: Table<Handle>,
+    memory: Memory,
+    /// Value of each live token.
+    tokens: BTreeMap<usize, u64>,
+    length: usize,
+    next_value: u64,
+}
+
+impl Model {
+    fn new() -> Self {
+        let arena = Arena::new(Counting::new(u64::MAX), None).unwrap();
+        let (table, memory, tokens) = Default::default();
+        Self { arena, table, memory, tokens, length: 0, next_value: 0 }
+    }
+
+    fn page(&self, bytes: u32) -> Page<Handle> {
+        self.arena.reserve("test", &[(bytes, 1)]).unwrap().take(bytes)
+    }
+
+    fn append(&mut self, count: usize, sinks: usize, class: u8) {
+        for _ in 0..count {
+            let zone = if self.length < sinks { Zone::Sinks } else { Zone::Window };
+            let spare = self.page(RAW);
+            let (page, slot) = self.table.push_raw(zone, self.length, || spare);
+            self.memory.slots(page)[slot] = self.next_value;
+            self.tokens.insert(self.length, self.next_value);
+            self.next_value += 1;
+            self.length += 1;
+            if self.table.window().iter().map(Entry::count).sum::<usize>() == 2 * GROUP {
+                self.seal(class);
+            }
+        }
+    }
+
+    fn seal(&mut self, class: u8) {
+        let spare = self.page(PACKED);
+        let memory = &mut self.memory;
+        let freed = self.table.seal(
+            class,
+            GROUP,
+            PACKED_SLOTS,
+            || spare,
+            |raw, _, page, slot| {
+                for (i, from) in raw.iter().enumerate() {
+                    let values = memory.slots(from)[..RAW_SLOTS].to_vec();
+                    memory.slots(page)[slot + i * RAW_SLOTS..][..RAW_SLOTS].copy_from_slice(&values);
+                }
+            },
+        );
+        assert_eq!(freed.len(), GROUP / RAW_SLOTS);
+    }
+
+    fn compact(&mut self, class: u8) -> usize {
+        let memory = &mut self.memory;
+        self.table.compact(class, PACKED_SLOTS, |from, s, to, t| {
+            memory.slots(to)[t] = memory.slots(from)[s];
+            memory.slots(from)[s] = u64::MAX;
+        })
+    }
+
+    fn check(&mut self) {
+        self.table.check().unwrap();
+        assert_eq!(self.table.live_indices(), self.tokens.keys().copied().collect::<Vec<_>>());
+        assert_eq!(self.table.kept(), self.tokens.len());
+        for entry in self.table.entries() {
+            let slots = self.memory.slots(entry.page());
+            assert!(entry.live_slots().all(|(slot, index)| slots[slot] == self.tokens[&index]));
+        }
+        let stats = self.arena.stats();
+        assert_eq!(stats.pages_total - stats.pages_free, self.table.entries().count() as u64);
+        self.arena.check().unwrap();
+    }
+
+    /// Pages that the sealed zone needs at least, with each run of one class packed by itself, if that helps.
+    fn packed_pages(&self, class: usize) -> usize {
+        let runs = self.table.sealed().chunk_by(|a, b| a.class() == b.class());
+        let live = |run: &[Entry<Handle>]| run.iter().map(|e| e.live_slots().count()).sum::<usize>();
+        runs.map(|run| if run[0].class() == class { live(run).div_ceil(PACKED_SLOTS) } else { run.len() })
+            .sum()
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Append(usize, bool),
+    Truncate(usize),
+    DropBefore(usize),
+    Retain(u64, u64),
+    Compact(bool),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => (1usize..400, prop::bool::weighted(0.2)).prop_map(|(n, other)| Op::Append(n, other)),
+        1 => (0usize..200).prop_map(Op::Truncate),
+        1 => (0usize..1000).prop_map(Op::DropBefore),
+        2 => (any::<u64>(), 1u64..8).prop_map(|(seed, of)| Op::Retain(seed, of)),
+        2 => prop::bool::weighted(0.2).prop_map(Op::Compact),
+    ];
+    prop::collection::vec(op, 1..25)
+}
+
+fn wanted(seed: u64, of: u64, index: usize) -> bool {
+    (index as u64 ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & 7 < of
+}
+
+fn apply(model: &mut Model, sinks: usize, op: &Op) {
+    match *op {
+        Op::Append(count, other) => model.append(count, sinks, 1 + u8::from(other)),
+        Op::Truncate(back) => {
+            model.length = model.length.saturating_sub(back);
+            model.table.truncate(model.length);
+            model.tokens.retain(|&index, _| index < model.length);
+        }
+        Op::DropBefore(percent) => {
+            let first = model.length * percent / 2000;
+            model.table.drop_before(first);
+            let left = model.table.live_indices();
+            assert!(model.tokens.keys().all(|index| *index < first || left.contains(index)));
+            assert!(model.table.entries().all(|entry| entry.last_index() >= Some(first)));
+            model.tokens.retain(|index, _| left.contains(index));
+        }
+        Op::Retain(seed, of) => {
+            let raw = model.table.window().front().map_or(model.length, |entry| entry.index(0));
+            model.table.retain(|index| wanted(seed, of, index), &[Zone::Sealed]);
+            model.tokens.retain(|&index, _| index < sinks || index >= raw || wanted(seed, of, index));
+        }
+        Op::Compact(other) => {
+            let class = 1 + u8::from(other);
+            let (before, least) = (model.table.sealed().len(), model.packed_pages(class.into()));
+            assert_eq!(model.compact(class), before - least);
+            assert_eq!(model.table.sealed().len(), least);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_table_holds_what_a_list_would(sinks in 0usize..40, ops in ops()) {
+        let mut model = Model::new();
+        for op in ops {
+            apply(&mut model, sinks, &op);
+            model.check();
+        }
+        drop(std::mem::take(&mut model.table));
+        prop_assert_eq!(model.arena.stats().chunk_bytes, 0);
+    }
+}
+
+fn filled(tokens: usize) -> Model {
+    let mut model = Model::new();
+    model.append(tokens, 4, 1);
+    model
+}
+
+#[test]
+fn a_cut_packed_page_is_closed_and_a_cut_raw_page_is_refilled() {
+    let mut model = filled(4 + 4 * GROUP);
+    assert_eq!((model.table.sealed().len(), model.table.window().len()), (2, 2));
+    apply(&mut model, 4, &Op::Truncate(12));
+    assert_eq!((model.table.window().len(), model.table.window()[1].count()), (2, 4));
+    model.append(5, 4, 1);
+    assert_eq!((model.table.window().len(), model.table.window()[1].count()), (2, 9));
+    apply(&mut model, 4, &Op::Truncate(75));
+    let sealed = model.table.sealed();
+    assert_eq!((sealed.len(), sealed[0].count(), sealed[0].live_slots().count()), (1, 64, 46));
+    model.append(2 * GROUP, 4, 1);
+    let sealed = model.table.sealed();
+    assert_eq!((sealed.len(), sealed[1].index(0)), (2, 50), "nothing is written into the cut page");
+    model.check();
+}
+
+#[test]
+fn a_truncate_to_nothing_frees_every_page_and_one_to_the_length_none() {
+    let mut model = filled(300);
+    let pages = model.table.entries().count();
+    assert_eq!(model.table.truncate(300), 0);
+    assert_eq!(model.table.truncate(1000), 0);
+    assert_eq!(model.table.truncate(0), pages);
+    assert_eq!(model.arena.stats().chunk_bytes, 0);
+}
+
+#[test]
+fn taken_pages_can_be_used_again() {
+    let mut model = filled(300);
+    let pages = model.table.take_before(200);
+    assert!(!pages.is_empty() && pages.iter().any(|page| page.bytes() == PACKED as usize));
+    let stats = model.arena.stats();
+    drop(pages);
+    assert!(model.arena.stats().page_bytes_used < stats.page_bytes_used);
+}
+
+#[test]
+fn shared_pages_are_never_written() {
+    let mut model = filled(4 + 3 * GROUP + 5);
+    let shared: Vec<_> = model.table.entries().map(|entry| Arc::clone(&entry.page)).collect();
+    let before: Vec<_> = shared.iter().map(|page| *model.memory.slots(page)).collect();
+    model.table.retain(|index| index % 3 == 0, &[Zone::Sealed]);
+    assert_eq!(model.compact(1), 0);
+    let spare = model.page(RAW);
+    let (page, slot) = model.table.push_raw(Zone::Window, model.length, || spare);
+    assert!(slot == 0 && shared.iter().all(|other| !std::ptr::eq(&raw const **other, page)));
+    assert_eq!(shared.iter().map(|page| *model.memory.slots(page)).collect::<Vec<_>>(), before);
+    model.table.check().unwrap();
+}
+
+#[test]
+fn a_shared_sealed_page_is_closed_and_its_raw_pages_stay_with_the_other_owner() {
+    let mut model = filled(4 + 2 * GROUP);
+    let sealed = Arc::clone(&model.table.sealed()[0].page);
+    assert_eq!(model.table.sealed()[0].count(), GROUP);
+    model.append(GROUP, 4, 1);
+    assert_eq!((model.table.sealed().len(), model.table.sealed()[1].index(0)), (2, 4 + GROUP));
+    assert!(Arc::strong_count(&sealed) == 2);
+    model.table.check().unwrap();
+}
+
+#[test]
+fn dead_slots_of_the_window_stay_dead_when_sealed() {
+    let mut model = filled(4 + 2 * GROUP - 1);
+    model.table.retain(|index| index != 10, &[Zone::Window]);
+    model.tokens.remove(&10);
+    model.append(1, 4, 1);
+    assert_eq!(model.table.sealed()[0].live(), u64::from(u32::MAX) & !(1 << 6));
+    model.check();
+}
+
+#[test]
+fn compacting_counts_its_indices_as_table_bytes() {
+    let mut model = filled(4 + 10 * GROUP);
+    model.table.retain(|index| index % 4 == 0, &[Zone::Sealed]);
+    model.tokens.retain(|index, _| index % 4 == 0 || *index < 4 || *index >= 4 + 9 * GROUP);
+    assert_eq!(model.compact(1), 3);
+    let entries = model.table.entries().count() as u64;
+    assert_eq!(model.table.table_bytes(), entries * ENTRY_BYTES + 4 * 72);
+    assert!(matches!(model.table.sealed()[0].slots(), Slots::Gathered(_)));
+    model.check();
+}

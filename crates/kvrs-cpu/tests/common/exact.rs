@@ -1,0 +1,97 @@
+//! Attention by its definition in f64, over decoded slots.
+
+use kvrs_codec::backend::{AttendCall, Backend};
+use kvrs_cpu::Cpu;
+use kvrs_cpu::memory::Chunk;
+
+/// Outputs `[rows][query heads][columns][value_dim]`, log-sum-exps, and the largest |logit|.
+pub struct Exact {
+    pub out: Vec<f64>,
+    pub lse: Vec<f64>,
+    pub max_logit: f64,
+}
+
+/// A visible token: index, key, value.
+type Token = (usize, Vec<f32>, Vec<f32>);
+
+/// The stored tokens of a row and head.
+fn decoded(cpu: &Cpu, call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
+    let (layer, row) = (call.layer, &call.rows[row]);
+    let (group, part) = (head / layer.heads_per_group, head % layer.heads_per_group);
+    let mut tokens = Vec::new();
+    for entry in row.tables[group].entries() {
+        let codec = &layer.classes[group][entry.class()];
+        for (slot, index) in entry.live_slots() {
+            let (mut k, mut v) = (vec![0.0; layer.shape.key_dim], vec![0.0; layer.shape.value_dim]);
+            cpu.decode_slot(codec, entry, row.start, slot, part, (&mut k, &mut v));
+            tokens.push((index, k, v));
+        }
+    }
+    tokens
+}
+
+fn own(call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
+    let Some((k, v)) = call.own else { return Vec::new() };
+    let first = call.rows[row].first_index;
+    let read = |view: kvrs_codec::View<'_>, column| {
+        let mut x = vec![0.0; view.shape()[3]];
+        view.read_row([row, head, column], &mut x);
+        x
+    };
+    let columns = call.rows[row].columns.iter().enumerate();
+    columns.map(|(r, &column)| (first + r, read(k, column), read(v, column))).collect()
+}
+
+pub fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
+    let [rows, heads, columns, key_dim] = call.q.shape();
+    let (shape, dim) = (&call.layer.shape, call.layer.shape.value_dim);
+    let mut exact = Exact {
+        out: vec![0.0; rows * heads * columns * dim],
+        lse: vec![f64::NEG_INFINITY; rows * heads * columns],
+        max_logit: 0.0,
+    };
+    for (row, kv_head) in (0..rows).flat_map(|r| (0..shape.kv_heads).map(move |h| (r, h))) {
+        let (stored, own) = (decoded(cpu, call, row, kv_head), own(call, row, kv_head));
+        for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
+            for (r, &column) in call.rows[row].columns.iter().enumerate() {
+                let (mut q, index) = (vec![0.0; key_dim], call.rows[row].first_index + r);
+                call.q.read_row([row, head, column], &mut q);
+                let near = |t: &&Token| shape.sliding.is_none_or(|w| index < t.0 + w);
+                let past = stored.iter().filter(|t| !call.causal || t.0 <= index);
+                let seen: Vec<_> = past.chain(own.iter().filter(|t| t.0 <= index)).filter(near).collect();
+                let at = (row * heads + head) * columns + column;
+                let sink = call.sink_logits.map(|s| f64::from(s[head]));
+                let out = &mut exact.out[at * dim..][..dim];
+                exact.lse[at] = one(call, &q, &seen, sink, out, &mut exact.max_logit);
+            }
+        }
+    }
+    exact
+}
+
+fn one(
+    call: &AttendCall<'_, Chunk>,
+    q: &[f32],
+    seen: &[&Token],
+    sink: Option<f64>,
+    out: &mut [f64],
+    max_logit: &mut f64,
+) -> f64 {
+    let logit = |k: &[f32]| {
+        let dot: f64 = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let s = dot * f64::from(call.scale);
+        call.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh())
+    };
+    let logits: Vec<f64> = seen.iter().map(|t| logit(&t.1)).collect();
+    *max_logit = logits.iter().fold(*max_logit, |m, l| m.max(l.abs()));
+    if logits.is_empty() {
+        return f64::NEG_INFINITY;
+    }
+    let max = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = logits.iter().copied().chain(sink).map(|l| (l - max).exp()).sum();
+    for (l, token) in logits.iter().zip(seen) {
+        let w = (l - max).exp() / total;
+        out.iter_mut().zip(&token.2).for_each(|(o, v)| *o += w * f64::from(*v));
+    }
+    max + total.ln()
+}

@@ -1,0 +1,216 @@
+//! Scalars, ids, masks and positions: checked by name, since a wrong one must say which it is.
+
+use crate::dlpack::Tensor;
+use crate::errors::{raise, wrong_type};
+use dlpark::ffi::DLDataType;
+use half::{bf16, f16};
+use kvrs::{Dtype, Error, SeqId};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyString};
+
+/// An integer; bools, floats and strings are refused.
+pub(crate) fn integer(what: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let plain = !value.is_instance_of::<PyBool>() && !value.is_instance_of::<PyFloat>();
+    match value.extract() {
+        Ok(number) if plain => Ok(number),
+        _ => Err(wrong_type(what, value, "an int")),
+    }
+}
+
+/// An integer from 0 on.
+pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let number = integer(what, value)?;
+    let wrong = |_| raise(value.py(), &Error::argument(what, number, "an int from 0 on"));
+    usize::try_from(number).map_err(wrong)
+}
+
+/// The index of a layer or head below `end`.
+pub(crate) fn index(what: &str, value: &Bound<'_, PyAny>, end: usize) -> PyResult<usize> {
+    let number = integer(what, value)?;
+    match usize::try_from(number) {
+        Ok(index) if index < end => Ok(index),
+        _ => Err(raise(value.py(), &Error::argument(what, number, format!("0..={}", end.saturating_sub(1))))),
+    }
+}
+
+/// A sequence id.
+pub(crate) fn sequence(what: &str, value: &Bound<'_, PyAny>) -> PyResult<SeqId> {
+    let number = integer(what, value)?;
+    let wrong = |_| raise(value.py(), &Error::sequence(what, number, "an id that new returned"));
+    u64::try_from(number).map(SeqId).map_err(wrong)
+}
+
+/// One id or several.
+pub(crate) fn sequences(value: &Bound<'_, PyAny>) -> PyResult<Vec<SeqId>> {
+    if value.is_instance_of::<PyString>() {
+        return Err(wrong_type("seqs", value, "an int or a list of ints"));
+    }
+    let Ok(items) = value.try_iter() else { return Ok(vec![sequence("seqs", value)?]) };
+    items.enumerate().map(|(i, item)| sequence(&format!("seqs[{i}]"), &item?)).collect()
+}
+
+/// `[rows, columns]` bools: any DLPack object of type bool, or nested lists.
+pub(crate) fn mask(value: Option<&Bound<'_, PyAny>>, rows: usize, columns: usize) -> PyResult<Option<Vec<bool>>> {
+    let Some(value) = value else { return Ok(None) };
+    let py = value.py();
+    let (shape, flat) = if is_tensor(value) {
+        let tensor = Tensor::new("mask", value, 2, "[B, T]")?;
+        if !tensor.dtype().matches(DLDataType::BOOL) {
+            return Err(raise(py, &Error::dtype("mask", tensor.dtype_name(), "bool")));
+        }
+        (tensor.shape().to_vec(), tensor.elements(|[byte]| byte != 0))
+    } else {
+        let nested: Vec<Vec<bool>> =
+            value.extract().map_err(|_| wrong_type("mask", value, "a bool tensor [B, T] or nested lists of bools"))?;
+        (shape_of("mask", py, &nested)?, nested.concat())
+    };
+    check_shape(py, "mask", &shape, rows, columns)?;
+    Ok(Some(flat))
+}
+
+/// `[rows, columns]` positions: any DLPack object of type int64 or int32, or nested lists.
+pub(crate) fn positions(
+    value: Option<&Bound<'_, PyAny>>,
+    rows: usize,
+    columns: usize,
+) -> PyResult<Option<Vec<i64>>> {
+    let Some(value) = value else { return Ok(None) };
+    let py = value.py();
+    let (shape, flat) = if is_tensor(value) {
+        let tensor = Tensor::new("positions", value, 2, "[B, T]")?;
+        (tensor.shape().to_vec(), integers(py, "positions", &tensor)?)
+    } else {
+        let allowed = "an int64 tensor [B, T] or nested lists of ints";
+        let nested: Vec<Vec<i64>> = value.extract().map_err(|_| wrong_type("positions", value, allowed))?;
+        (shape_of("positions", py, &nested)?, nested.concat())
+    };
+    check_shape(py, "positions", &shape, rows, columns)?;
+    Ok(Some(flat))
+}
+
+/// One list of positions per head.
+pub(crate) fn positions_per_head(value: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<i64>>> {
+    let Ok(items) = value.try_iter() else {
+        return Err(wrong_type("positions", value, "a list with one array of ints per head"));
+    };
+    let one = |(i, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let (item, what) = (item?, format!("positions[{i}]"));
+        if is_tensor(&item) {
+            return integers(item.py(), &what, &Tensor::new(&what, &item, 1, "[tokens]")?);
+        }
+        item.extract().map_err(|_| wrong_type(&what, &item, "a one-dimensional array or list of ints"))
+    };
+    items.enumerate().map(one).collect()
+}
+
+/// `[heads]` floats: any DLPack object of a float type, or a list.
+pub(crate) fn sink_logits(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f32>>> {
+    let Some(value) = value else { return Ok(None) };
+    let what = "sink_logits";
+    if is_tensor(value) {
+        return floats(value.py(), what, &Tensor::new(what, value, 1, "[Hq]")?).map(Some);
+    }
+    value.extract().map(Some).map_err(|_| wrong_type(what, value, "a float tensor [Hq] or a list of floats"))
+}
+
+/// One constant per layer: `None`, or a list of `None` and float tensors `[heads, dim]`.
+pub(crate) fn constants(what: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Option<Vec<f32>>>>> {
+    let Some(value) = value else { return Ok(None) };
+    let Ok(items) = value.try_iter() else {
+        return Err(wrong_type(what, value, "a list with one float array [heads, dim] or None a layer"));
+    };
+    let one = |(i, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let (item, what) = (item?, format!("{what}[{i}]"));
+        if item.is_none() {
+            return Ok(None);
+        }
+        floats(item.py(), &what, &Tensor::new(&what, &item, 2, "[heads, dim]")?).map(Some)
+    };
+    items.enumerate().map(one).collect::<PyResult<_>>().map(Some)
+}
+
+/// A number of bytes: `None`, an int, or text like "2GiB", "512 MiB", "1.5GB".
+pub(crate) fn capacity(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(value) = value else { return Ok(None) };
+    let allowed = "None, a number of bytes above 0, or text like 2GiB, 512MiB, 1.5GB";
+    let wrong = |got: String| raise(value.py(), &Error::argument("capacity", got, allowed));
+    if let Ok(text) = value.cast::<PyString>() {
+        let text = text.to_string();
+        return bytes_of(&text).map(Some).ok_or_else(|| wrong(format!("{text:?}")));
+    }
+    match value.extract::<i128>() {
+        Ok(_) if value.is_instance_of::<PyBool>() => Err(wrong_type("capacity", value, allowed)),
+        Ok(number) => match u64::try_from(number) {
+            Ok(bytes) if bytes > 0 => Ok(Some(bytes)),
+            _ => Err(wrong(number.to_string())),
+        },
+        Err(_) => Err(wrong_type("capacity", value, allowed)),
+    }
+}
+
+fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let number: f64 = text[..split].parse().ok()?;
+    let unit = match text[split..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    let bytes = (number * unit).round();
+    // Up to 2^63 bytes, where f64 to u64 cannot saturate.
+    (1.0..9.2e18).contains(&bytes).then_some(bytes as u64)
+}
+
+/// Only "cpu" is served by this version.
+pub(crate) fn device(value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let name = value.str()?.to_string();
+    if name == "cpu" {
+        return Ok(());
+    }
+    Err(raise(value.py(), &Error::device("the store", name, "cpu")))
+}
+
+fn is_tensor(value: &Bound<'_, PyAny>) -> bool {
+    value.hasattr(intern!(value.py(), "__dlpack__")).unwrap_or(false)
+        || value.is_instance_of::<pyo3::types::PyCapsule>()
+}
+
+fn shape_of<T>(what: &str, py: Python<'_>, nested: &[Vec<T>]) -> PyResult<Vec<usize>> {
+    let columns = nested.first().map_or(0, Vec::len);
+    if nested.iter().any(|row| row.len() != columns) {
+        return Err(raise(py, &Error::shape(what, "of rows of different lengths", "[B, T]")));
+    }
+    Ok(vec![nested.len(), columns])
+}
+
+fn check_shape(py: Python<'_>, what: &str, shape: &[usize], rows: usize, columns: usize) -> PyResult<()> {
+    if shape == [rows, columns] {
+        return Ok(());
+    }
+    Err(raise(py, &Error::shape(what, format!("{shape:?}"), format!("[B, T] = [{rows}, {columns}]"))))
+}
+
+fn integers(py: Python<'_>, what: &str, tensor: &Tensor) -> PyResult<Vec<i64>> {
+    match tensor.dtype() {
+        d if d.matches(DLDataType::I64) => Ok(tensor.elements(i64::from_ne_bytes)),
+        d if d.matches(DLDataType::I32) => Ok(tensor.elements(|b| i64::from(i32::from_ne_bytes(b)))),
+        _ => Err(raise(py, &Error::dtype(what, tensor.dtype_name(), "int64, int32"))),
+    }
+}
+
+fn floats(py: Python<'_>, what: &str, tensor: &Tensor) -> PyResult<Vec<f32>> {
+    Ok(match tensor.float(py, what)? {
+        Dtype::F32 => tensor.elements(f32::from_ne_bytes),
+        Dtype::F16 => tensor.elements(|b| f16::from_ne_bytes(b).to_f32()),
+        Dtype::Bf16 => tensor.elements(|b| bf16::from_ne_bytes(b).to_f32()),
+    })
+}

@@ -1,0 +1,43 @@
+//! Python bindings: the store and plans of `kvrs`, with any DLPack object in and out.
+
+mod args;
+mod array;
+mod dlpack;
+mod enter;
+mod errors;
+mod plan;
+mod registry;
+mod store;
+
+use pyo3::prelude::*;
+
+/// Sets how many threads stores use.
+#[pyfunction]
+fn set_num_threads(n: &Bound<'_, PyAny>) -> PyResult<()> {
+    let count = args::count("n", n)?;
+    enter::enter(n.py(), || kvrs::set_num_threads(count))
+}
+
+/// Returns how many threads stores use.
+#[pyfunction]
+fn get_num_threads() -> usize {
+    kvrs::get_num_threads()
+}
+
+/// The compiled part of kvrs.
+#[pymodule(gil_used = false)]
+mod _kvrs {
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    use super::{get_num_threads, set_num_threads};
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::registry::{check_codec, check_shape, codecs, policies};
+    #[pymodule_export]
+    use crate::store::KVStore;
+}

@@ -1,0 +1,391 @@
+//! The store, as Python sees it.
+
+use crate::args;
+use crate::array::{Buffer, Element, check_out_dtype};
+use crate::dlpack::Tensor;
+use crate::enter::{enter, warn};
+use crate::errors::{exception, raise};
+use crate::plan::{Plan, from_json};
+use kvrs::{Cpu, Dtype, Error, Queries, SeqId, Tokens, ViewMut};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+const KV: &str = "[B, Hkv, T, D]";
+const Q: &str = "[B, Hq, Tq, D]";
+
+/// Packed keys and values of many sequences.
+#[pyclass(frozen, module = "kvrs._kvrs")]
+pub(crate) struct KVStore {
+    store: kvrs::KvStore<Cpu>,
+    plan: Py<PyAny>,
+    process: u32,
+}
+
+/// How a call scores its queries, apart from the tensors.
+struct Scoring {
+    causal: bool,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    sink_logits: Option<Vec<f32>>,
+}
+
+/// The new tokens of a call.
+struct NewTokens {
+    k: Tensor,
+    v: Tensor,
+    mask: Option<Vec<bool>>,
+    positions: Option<Vec<i64>>,
+}
+
+impl NewTokens {
+    fn import(
+        k: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        mask: Option<&Bound<'_, PyAny>>,
+        positions: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let (k, v) = (Tensor::new("k", k, 4, KV)?, Tensor::new("v", v, 4, "[B, Hkv, T, Dv]")?);
+        let (rows, columns) = (k.shape()[0], k.shape()[2]);
+        let mask = args::mask(mask, rows, columns)?;
+        Ok(Self { mask, positions: args::positions(positions, rows, columns)?, k, v })
+    }
+
+    fn tokens(&self, py: Python<'_>) -> PyResult<Tokens<'_>> {
+        let (k, v) = (self.k.view(py, "k")?, self.v.view(py, "v")?);
+        Ok(Tokens { k, v, mask: self.mask.as_deref(), positions: self.positions.as_deref() })
+    }
+}
+
+/// Where a call's output goes: the caller's tensor, or new memory.
+enum Target<'py> {
+    Caller(Tensor, Bound<'py, PyAny>),
+    New(Buffer),
+}
+
+/// The output and the log-sum-exp of an attention call.
+struct Outputs<'py> {
+    target: Target<'py>,
+    lse: Option<Buffer>,
+}
+
+impl<'py> Outputs<'py> {
+    fn new(
+        q: (&Tensor, Dtype),
+        value_dim: usize,
+        out: Option<&Bound<'py, PyAny>>,
+        return_lse: bool,
+    ) -> PyResult<Self> {
+        let [b, h, t] = [0, 1, 2].map(|i| q.0.shape()[i]);
+        let target = match out {
+            Some(object) => Target::Caller(Tensor::new("out", object, 4, "[B, Hq, Tq, Dv]")?, object.clone()),
+            None => Target::New(Buffer::zeros(Element::Float(q.1), &[b, h, t, value_dim])),
+        };
+        let lse = return_lse.then(|| Buffer::zeros(Element::Float(Dtype::F32), &[b, h, t]));
+        Ok(Self { target, lse })
+    }
+
+    /// The tensor to fill and the slice for the log-sum-exp.
+    fn borrow(
+        &mut self,
+        py: Python<'_>,
+        dtype: Dtype,
+        inputs: &[(&str, &Tensor)],
+    ) -> PyResult<(ViewMut<'_>, Option<&mut [f32]>)> {
+        let view = match &mut self.target {
+            Target::Caller(tensor, _) => {
+                check_out_dtype(py, tensor.float(py, "out")?, dtype)?;
+                tensor.view_mut(py, "out", inputs)?
+            }
+            Target::New(buffer) => buffer.view_mut(py, "out", dtype)?,
+        };
+        Ok((view, self.lse.as_mut().map(Buffer::as_f32)))
+    }
+
+    fn into_python(self, q: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let out = match self.target {
+            Target::Caller(_, object) => object,
+            Target::New(buffer) => buffer.into_kind_of(q)?,
+        };
+        match self.lse {
+            None => Ok(out),
+            Some(lse) => Ok(PyTuple::new(q.py(), [out, lse.into_kind_of(q)?])?.into_any()),
+        }
+    }
+}
+
+impl KVStore {
+    /// The store, in the process that made it: threads and locks do not survive a fork.
+    fn live(&self, py: Python<'_>) -> PyResult<&kvrs::KvStore<Cpu>> {
+        if self.process == std::process::id() {
+            return Ok(&self.store);
+        }
+        let text = format!(
+            "this store was made in process {}, this is its fork {}; allowed: a store made here",
+            self.process,
+            std::process::id()
+        );
+        Err(exception(py, "KVError", &text))
+    }
+
+    fn layers(&self) -> &[kvrs::LayerShape] {
+        &self.store.plan().spec().shape.layers
+    }
+
+    fn layer(&self, layer: &Bound<'_, PyAny>) -> PyResult<usize> {
+        args::index("layer", layer, self.layers().len())
+    }
+
+    fn check_statistics_q(&self, layer: usize, k: &Tensor, q: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(object) = q else { return Ok(()) };
+        let (q, shape) = (Tensor::new("q", object, 4, Q)?, &self.layers()[layer]);
+        q.float(object.py(), "q")?;
+        let allowed = [k.shape()[0], shape.query_heads, k.shape()[2], shape.key_dim];
+        if q.shape() == allowed {
+            return Ok(());
+        }
+        let error = Error::shape("q", format!("{:?}", q.shape()), format!("[B, Hq, T, D] = {allowed:?}"));
+        Err(raise(object.py(), &error))
+    }
+}
+
+#[pymethods]
+#[allow(clippy::too_many_arguments, reason = "the keyword arguments of the Python interface")]
+impl KVStore {
+    #[new]
+    #[pyo3(signature = (plan, device=None, capacity=None), text_signature = "(plan, device='cpu', capacity=None)")]
+    fn new(
+        plan: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+        capacity: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let py = plan.py();
+        device.map_or(Ok(()), args::device)?;
+        let (native, capacity) = (Plan::of(plan)?, args::capacity(capacity)?);
+        let store = enter(py, || kvrs::KvStore::new(native, Cpu::shared(), capacity))?;
+        Ok(Self { store, plan: plan.clone().unbind(), process: std::process::id() })
+    }
+
+    #[getter]
+    fn plan(&self, py: Python<'_>) -> Py<PyAny> {
+        self.plan.clone_ref(py)
+    }
+
+    #[getter]
+    #[allow(clippy::unused_self, reason = "an attribute in Python")]
+    fn device(&self) -> &'static str {
+        "cpu"
+    }
+
+    #[pyo3(name = "new", signature = (n=None, from_=None), text_signature = "($self, n=1, from_=None)")]
+    fn create(
+        &self,
+        py: Python<'_>,
+        n: Option<&Bound<'_, PyAny>>,
+        from_: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<u64>> {
+        if let Some(snapshot) = from_ {
+            let got = snapshot.get_type().name()?.to_string();
+            return Err(raise(py, &Error::argument("from_", got, "None (this version makes no snapshots)")));
+        }
+        let n = n.map_or(Ok(1), |n| args::count("n", n))?;
+        let store = self.live(py)?;
+        let ids = enter(py, || store.create(n))?;
+        Ok(ids.into_iter().map(|id| id.0).collect())
+    }
+
+    #[pyo3(signature = (layer, k, v, seqs, mask=None, positions=None, q=None))]
+    fn append(
+        &self,
+        py: Python<'_>,
+        layer: &Bound<'_, PyAny>,
+        k: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        seqs: &Bound<'_, PyAny>,
+        mask: Option<&Bound<'_, PyAny>>,
+        positions: Option<&Bound<'_, PyAny>>,
+        q: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
+        let new = NewTokens::import(k, v, mask, positions)?;
+        self.check_statistics_q(layer, &new.k, q)?;
+        let tokens = new.tokens(py)?;
+        let warnings = enter(py, || store.append(layer, &seqs, &tokens).map(|()| store.take_warnings()))?;
+        warn(py, warnings)
+    }
+
+    #[pyo3(signature = (layer, q, seqs, causal=true, scale=None, softcap=None, sink_logits=None, mask=None, return_lse=false, out=None))]
+    fn attend<'py>(
+        &self,
+        py: Python<'py>,
+        layer: &Bound<'py, PyAny>,
+        q: &Bound<'py, PyAny>,
+        seqs: &Bound<'py, PyAny>,
+        causal: bool,
+        scale: Option<f32>,
+        softcap: Option<f32>,
+        sink_logits: Option<&Bound<'py, PyAny>>,
+        mask: Option<&Bound<'py, PyAny>>,
+        return_lse: bool,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
+        let query = Tensor::new("q", q, 4, Q)?;
+        let mask = args::mask(mask, query.shape()[0], query.shape()[2])?;
+        let scoring = Scoring { causal, scale, softcap, sink_logits: args::sink_logits(sink_logits)? };
+        let dtype = query.float(py, "q")?;
+        let mut outputs = Outputs::new((&query, dtype), self.layers()[layer].value_dim, out, return_lse)?;
+        let queries = scoring.queries(py, &query, mask.as_deref())?;
+        let (mut view, lse) = outputs.borrow(py, dtype, &[("q", &query)])?;
+        enter(py, || store.attend(layer, &seqs, &queries, &mut view, lse))?;
+        outputs.into_python(q)
+    }
+
+    #[pyo3(signature = (layer, q, k, v, seqs, mask=None, positions=None, scale=None, softcap=None, sink_logits=None, return_lse=false, out=None))]
+    fn extend<'py>(
+        &self,
+        py: Python<'py>,
+        layer: &Bound<'py, PyAny>,
+        q: &Bound<'py, PyAny>,
+        k: &Bound<'py, PyAny>,
+        v: &Bound<'py, PyAny>,
+        seqs: &Bound<'py, PyAny>,
+        mask: Option<&Bound<'py, PyAny>>,
+        positions: Option<&Bound<'py, PyAny>>,
+        scale: Option<f32>,
+        softcap: Option<f32>,
+        sink_logits: Option<&Bound<'py, PyAny>>,
+        return_lse: bool,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
+        let (query, new) = (Tensor::new("q", q, 4, Q)?, NewTokens::import(k, v, mask, positions)?);
+        let scoring = Scoring { causal: true, scale, softcap, sink_logits: args::sink_logits(sink_logits)? };
+        let dtype = query.float(py, "q")?;
+        let mut outputs = Outputs::new((&query, dtype), self.layers()[layer].value_dim, out, return_lse)?;
+        let (queries, tokens) = (scoring.queries(py, &query, None)?, new.tokens(py)?);
+        let inputs = [("q", &query), ("k", &new.k), ("v", &new.v)];
+        let (mut view, lse) = outputs.borrow(py, dtype, &inputs)?;
+        let work = || store.extend(layer, &seqs, &queries, &tokens, &mut view, lse).map(|()| store.take_warnings());
+        let warnings = enter(py, work)?;
+        warn(py, warnings)?;
+        outputs.into_python(q)
+    }
+
+    fn reserve(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seqs, tokens) = (self.live(py)?, args::sequences(seqs)?, args::count("tokens", tokens)?);
+        enter(py, || store.reserve(&seqs, tokens))
+    }
+
+    #[pyo3(signature = (seq, layer=None))]
+    fn length(&self, py: Python<'_>, seq: &Bound<'_, PyAny>, layer: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        let layer = layer.map(|layer| self.layer(layer)).transpose()?;
+        enter(py, || store.length(seq, layer))
+    }
+
+    fn kept_positions<'py>(
+        &self,
+        py: Python<'py>,
+        seq: &Bound<'py, PyAny>,
+        layer: &Bound<'py, PyAny>,
+        head: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (store, seq, layer) = (self.live(py)?, args::sequence("seq", seq)?, self.layer(layer)?);
+        let head = args::index("head", head, self.layers()[layer].kv_heads)?;
+        Buffer::integers(&enter(py, || store.kept_positions(seq, layer, head))?).into_numpy(py)
+    }
+
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        layer: &Bound<'py, PyAny>,
+        seq: &Bound<'py, PyAny>,
+        head: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let (store, layer, seq) = (self.live(py)?, self.layer(layer)?, args::sequence("seq", seq)?);
+        let head = args::index("head", head, self.layers()[layer].kv_heads)?;
+        let decoded = enter(py, || store.decode(layer, seq, head))?;
+        let n = decoded.positions.len();
+        let parts = [
+            Buffer::floats(&decoded.keys, &[n, decoded.key_dim]).into_numpy(py)?,
+            Buffer::floats(&decoded.values, &[n, decoded.value_dim]).into_numpy(py)?,
+            Buffer::integers(&decoded.positions).into_numpy(py)?,
+        ];
+        PyTuple::new(py, parts)
+    }
+
+    fn decode_into(
+        &self,
+        py: Python<'_>,
+        layer: &Bound<'_, PyAny>,
+        seqs: &Bound<'_, PyAny>,
+        k_out: &Bound<'_, PyAny>,
+        v_out: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<usize>> {
+        let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
+        let mut k = Tensor::new("k_out", k_out, 4, KV)?;
+        let mut v = Tensor::new("v_out", v_out, 4, "[B, Hkv, T, Dv]")?;
+        let mut keys = k.view_mut(py, "k_out", &[("v_out", &v)])?;
+        let mut values = v.view_mut(py, "v_out", &[])?;
+        enter(py, || store.decode_into(layer, &seqs, &mut keys, &mut values))
+    }
+
+    fn keep(
+        &self,
+        py: Python<'_>,
+        seq: &Bound<'_, PyAny>,
+        layer: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (store, seq, layer) = (self.live(py)?, args::sequence("seq", seq)?, self.layer(layer)?);
+        let positions = args::positions_per_head(positions)?;
+        enter(py, || store.keep(seq, layer, &positions))
+    }
+
+    fn truncate(&self, py: Python<'_>, seq: &Bound<'_, PyAny>, n: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seq, n) = (self.live(py)?, args::sequence("seq", seq)?, args::count("n", n)?);
+        enter(py, || store.truncate(seq, n))
+    }
+
+    fn free(&self, py: Python<'_>, seq: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seq): (_, SeqId) = (self.live(py)?, args::sequence("seq", seq)?);
+        enter(py, || store.free(seq))
+    }
+
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        let store = self.live(py)?;
+        enter(py, || store.reset())
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.live(py)?;
+        let stats = enter(py, || store.stats())?;
+        from_json(py, "Stats", &stats)
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let store = self.live(py)?;
+        enter(py, || store.check())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let store = self.live(py)?;
+        let stats = enter(py, || store.stats())?;
+        let mib = stats.bytes_total as f64 / (1024.0 * 1024.0);
+        let (layers, sequences) = (self.layers().len(), stats.sequences);
+        Ok(format!("KVStore({layers} layers, {sequences} sequences, {mib:.1} MiB, device=cpu)"))
+    }
+}
+
+impl Scoring {
+    fn queries<'a>(&'a self, py: Python<'_>, q: &'a Tensor, mask: Option<&'a [bool]>) -> PyResult<Queries<'a>> {
+        Ok(Queries {
+            q: q.view(py, "q")?,
+            causal: self.causal,
+            scale: self.scale,
+            softcap: self.softcap,
+            sink_logits: self.sink_logits.as_deref(),
+            mask,
+        })
+    }
+}

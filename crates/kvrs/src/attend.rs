@@ -1,0 +1,129 @@
+//! Attention: over what is stored, and over the call's own tokens first in `extend`.
+
+use crate::columns;
+use crate::compile::LayerPlan;
+use crate::input::{Queries, Tokens};
+use crate::sequence::Sequence;
+use crate::store::KvStore;
+use kvrs_codec::ViewMut;
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend};
+use kvrs_core::{Error, Result, SeqId};
+use std::ops::Deref;
+
+impl<B: Backend> KvStore<B> {
+    /// Attends over what is stored; a pure read.
+    ///
+    /// With `n` unmasked queries in a row the r-th stands at index `length - n + r`. `out` is
+    /// `[B, query_heads, Tq, value_dim]`, `lse` `[B, query_heads, Tq]` (natural logarithm).
+    ///
+    /// # Errors
+    /// Shape, dtype, argument and sequence errors name the argument.
+    pub fn attend(
+        &self,
+        layer: usize,
+        seqs: &[SeqId],
+        queries: &Queries<'_>,
+        out: &mut ViewMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<()> {
+        let plan = self.layer(layer)?;
+        queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
+        let columns = columns::of_mask(queries.mask, seqs.len(), queries.q.shape()[2]);
+        let rows = self.rows(seqs)?;
+        let rows = rows.read()?;
+        for (row, (sequence, columns)) in rows.iter().zip(&columns).enumerate() {
+            let length = sequence.layers[layer].length;
+            if queries.causal && columns.len() > length {
+                let allowed = format!("at most {length} queries, the length of the sequence, when causal");
+                return Err(Error::shape(
+                    format!("q of row {row}"),
+                    format!("{} queries", columns.len()),
+                    allowed,
+                ));
+            }
+        }
+        let first = |length: usize, queries: usize| length.saturating_sub(queries);
+        let call =
+            AttendCall { rows: attend_rows(layer, &rows, columns, first), ..call(plan, queries, None) };
+        self.backend.attend(&call, out, lse);
+        Ok(())
+    }
+
+    /// Attends over the stored past and the call's own tokens (exactly as given, causal), then appends them:
+    /// what a model calls, for prompts and for decoding.
+    ///
+    /// # Errors
+    /// As [`KvStore::append`] and [`KvStore::attend`]; nothing has changed.
+    pub fn extend(
+        &self,
+        layer: usize,
+        seqs: &[SeqId],
+        queries: &Queries<'_>,
+        tokens: &Tokens<'_>,
+        out: &mut ViewMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<()> {
+        let plan = self.layer(layer)?;
+        queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
+        if queries.q.shape()[2] != tokens.k.shape()[2] {
+            let allowed = format!("as many queries as k has tokens: {}", tokens.k.shape()[2]);
+            return Err(Error::shape("q", format!("{:?}", queries.q.shape()), allowed));
+        }
+        if queries.mask.is_some() || !queries.causal {
+            return Err(Error::argument(
+                "queries",
+                "masked or not causal",
+                "causal queries; the mask is the tokens'",
+            ));
+        }
+        let checked = self.check_tokens(layer, seqs.len(), tokens)?;
+        let rows = self.rows(seqs)?;
+        let mut rows = rows.write()?;
+        self.prepare(layer, &mut rows, &checked)?;
+        let own = Some((tokens.k, tokens.v));
+        let past = attend_rows(layer, &rows, checked.columns.clone(), |length, _| length);
+        let call = AttendCall { rows: past, ..call(self.layer(layer)?, queries, own) };
+        self.backend.attend(&call, out, lse);
+        self.commit(layer, &mut rows, &checked)
+    }
+}
+
+fn call<'a, C>(
+    plan: &'a LayerPlan,
+    queries: &Queries<'a>,
+    own: Option<(kvrs_codec::View<'a>, kvrs_codec::View<'a>)>,
+) -> AttendCall<'a, C> {
+    AttendCall {
+        layer: &plan.codec,
+        rows: Vec::new(),
+        q: queries.q,
+        own,
+        causal: queries.causal,
+        scale: queries.scale(&plan.codec.shape),
+        softcap: queries.softcap,
+        sink_logits: queries.sink_logits,
+    }
+}
+
+fn attend_rows<'a, C>(
+    layer: usize,
+    rows: &'a [impl Deref<Target = Sequence<C>>],
+    columns: Vec<Vec<usize>>,
+    first_index: impl Fn(usize, usize) -> usize,
+) -> Vec<AttendRow<'a, C>>
+where
+    C: 'a,
+{
+    let rows = rows.iter().zip(columns);
+    rows.map(|(sequence, columns)| {
+        let state = &sequence.layers[layer];
+        AttendRow {
+            tables: state.tables.iter().collect(),
+            start: sequence.start(),
+            length: state.length,
+            first_index: first_index(state.length, columns.len()),
+            columns,
+        }
+    })
+    .collect()
+}

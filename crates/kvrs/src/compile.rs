@@ -1,0 +1,191 @@
+//! A plan's layers with their page layouts, constants and window rules.
+
+use crate::plan::PlanSpec;
+use kvrs_codec::codec::LayerCodec;
+use kvrs_codec::quant::{self, ConstantCache, SideContext};
+use kvrs_codec::{Dtype, HeadCodec, PageDesc, Path, Side, SideDesc};
+use kvrs_core::window::WindowRule;
+use kvrs_core::{LayerShape, Result};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Class of raw 16-bit pages.
+pub(crate) const RAW: u8 = 0;
+/// Class of the plan's codec.
+pub(crate) const PACKED: u8 = 1;
+/// The codec that keeps 16-bit rows.
+pub(crate) const RAW_CODEC: &str = "raw16";
+
+/// One layer, ready to run.
+#[derive(Debug)]
+pub(crate) struct LayerPlan {
+    pub(crate) codec: LayerCodec,
+    pub(crate) rule: WindowRule,
+    /// Why the layer stays raw although a codec was asked for.
+    pub(crate) note: Option<String>,
+}
+
+/// All layers, for one 16-bit window type.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) layers: Vec<LayerPlan>,
+    pub(crate) constant_bytes: u64,
+}
+
+/// What a plan does with the tokens of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerReport {
+    /// Codec of the keys.
+    pub keys: String,
+    /// Codec of the values.
+    pub values: String,
+    /// `dot`, `tile` or `raw`.
+    pub path: &'static str,
+    /// Bits of codes per key channel.
+    pub key_bits: f64,
+    /// Bits of codes per value channel.
+    pub value_bits: f64,
+    /// Tokens that are encoded together.
+    pub group: usize,
+    /// Sliding window.
+    pub sliding: Option<usize>,
+    /// Whether every token stays 16-bit.
+    pub raw: bool,
+    /// Why, where a codec was asked for.
+    pub note: Option<String>,
+}
+
+impl Compiled {
+    pub(crate) fn new(spec: &PlanSpec, window: Dtype) -> Result<Self> {
+        let mut cache = ConstantCache::default();
+        let mut codecs = (0..spec.shape.layers.len())
+            .map(|i| layer_codec(spec, i, window, &mut cache))
+            .collect::<Result<Vec<_>>>()?;
+        let group = codecs.iter().flat_map(|c| &c.classes[0]).map(|c| c.desc.group).max().unwrap_or(16);
+        for class in codecs.iter_mut().flat_map(|c| &mut c.classes).flat_map(|c| c.iter_mut().skip(1)) {
+            class.desc.group = group;
+            class.desc.validate()?;
+        }
+        let layers = codecs.into_iter().map(|c| LayerPlan::new(spec, c, group as usize));
+        Ok(Self { layers: layers.collect(), constant_bytes: cache.bytes() })
+    }
+}
+
+impl LayerPlan {
+    fn new(spec: &PlanSpec, codec: LayerCodec, group: usize) -> Self {
+        let sliding = codec.shape.sliding;
+        let seals = codec.classes[0].len() > 1;
+        let rule = WindowRule { sinks: spec.sinks, recent: spec.recent, group, sliding, seals };
+        let note = (seals && rule.stays_raw()).then(|| {
+            let least = spec.recent + group;
+            format!("stays 16-bit: its sliding window is not above recent + group = {least} tokens")
+        });
+        Self { codec, rule, note }
+    }
+
+    /// Whether every token of the layer stays 16-bit.
+    pub(crate) fn raw(&self) -> bool {
+        self.rule.stays_raw()
+    }
+
+    /// Codec of a head group and class.
+    pub(crate) fn class(&self, group: usize, class: u8) -> &HeadCodec {
+        &self.codec.classes[group][usize::from(class)]
+    }
+
+    /// Page bytes of a class; all head groups of a layer share them.
+    pub(crate) fn page_bytes(&self, class: u8) -> u32 {
+        self.codec.classes[0].get(usize::from(class)).map_or(0, |c| c.desc.page_bytes)
+    }
+
+    pub(crate) fn path(&self) -> &'static str {
+        if self.raw() {
+            return "raw";
+        }
+        let desc = &self.class(0, PACKED).desc;
+        if desc.key.path == Path::Tile || desc.value.path == Path::Tile { "tile" } else { "dot" }
+    }
+
+    pub(crate) fn report(&self, spec: &PlanSpec, layer: usize) -> LayerReport {
+        let bits = |side: Side| {
+            if self.raw() { 16.0 } else { code_bits(self.class(0, PACKED).desc.side(side)) }
+        };
+        LayerReport {
+            keys: spec.keys[layer].to_string(),
+            values: spec.values[layer].to_string(),
+            path: self.path(),
+            key_bits: bits(Side::Key),
+            value_bits: bits(Side::Value),
+            group: self.rule.group,
+            sliding: self.rule.sliding,
+            raw: self.raw(),
+            note: self.note.clone(),
+        }
+    }
+}
+
+/// Bytes of codes of 16 tokens.
+pub(crate) fn tile_code_bytes(desc: &PageDesc) -> u64 {
+    u64::from(desc.key.tile_bytes) + u64::from(desc.value.tile_bytes)
+}
+
+/// Bytes of scales of one token.
+pub(crate) fn token_scale_bytes(desc: &PageDesc) -> u64 {
+    2 * (u64::from(desc.key.scales) + u64::from(desc.value.scales))
+}
+
+/// Bytes of one token as 16-bit rows.
+pub(crate) fn token_raw_bytes(shape: &LayerShape) -> u64 {
+    2 * (shape.key_dim + shape.value_dim) as u64
+}
+
+fn code_bits(side: &SideDesc) -> f64 {
+    let bits: u32 = side.runs.iter().map(|r| r.width * r.channels).sum();
+    f64::from(bits) / f64::from(side.d * side.parts)
+}
+
+fn layer_codec(
+    spec: &PlanSpec,
+    layer: usize,
+    window: Dtype,
+    cache: &mut ConstantCache,
+) -> Result<LayerCodec> {
+    let shape = spec.shape.layers[layer].clone();
+    let raw = quant::raw(&shape, window)?;
+    let seals = [&spec.keys[layer], &spec.values[layer]].iter().any(|c| c.name != RAW_CODEC);
+    let classes = (0..shape.kv_heads)
+        .map(|head| {
+            let mut classes = vec![raw.clone()];
+            // Both sides are built even if nothing seals, so that every setting is checked.
+            let packed = head_codec(spec, layer, head, window, cache)?;
+            if seals {
+                classes.push(packed);
+            }
+            Ok(classes)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(LayerCodec { shape, heads_per_group: 1, classes })
+}
+
+fn head_codec(
+    spec: &PlanSpec,
+    layer: usize,
+    head: usize,
+    window: Dtype,
+    cache: &mut ConstantCache,
+) -> Result<HeadCodec> {
+    let shape = &spec.shape.layers[layer];
+    let constant = |offset: &Option<Vec<Option<Vec<f32>>>>, d: usize| -> Option<Arc<[f32]>> {
+        let all = offset.as_ref()?[layer].as_ref()?;
+        Some(all[head * d..(head + 1) * d].into())
+    };
+    let mut side = |side: Side, codec: &quant::CodecSpec, d: usize, constant: Option<Arc<[f32]>>| {
+        let context =
+            SideContext { side, d, layer, seed: spec.seed, window, rope: shape.rope.as_ref(), constant };
+        codec.build(&context, cache)
+    };
+    let (dk, dv) = (shape.key_dim, shape.value_dim);
+    let key = side(Side::Key, &spec.keys[layer], dk, constant(&spec.key_offset, dk))?;
+    let value = side(Side::Value, &spec.values[layer], dv, constant(&spec.value_offset, dv))?;
+    quant::assemble(key, value, 1)
+}

@@ -1,0 +1,166 @@
+//! What a call brings, and the checks that come before anything changes.
+
+use kvrs_codec::{Dtype, View, ViewMut};
+use kvrs_core::{Error, LayerShape, Result};
+
+/// Largest magnitude of a bfloat16 or float32 element that encoding can square and sum in f32.
+const MAX_ENCODED: f32 = 2.9e17; // 2^58
+/// Largest finite float16.
+const MAX_F16: f32 = 65504.0;
+
+/// New tokens: keys after RoPE and values, as models cache them.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// Keys `[B, kv_heads, T, key_dim]`.
+    pub k: View<'a>,
+    /// Values `[B, kv_heads, T, value_dim]`.
+    pub v: View<'a>,
+    /// `[B * T]`, row-major; `false`: padding, not stored.
+    pub mask: Option<&'a [bool]>,
+    /// `[B * T]`, row-major: consecutive in each row from the sequence's start.
+    pub positions: Option<&'a [i64]>,
+}
+
+impl<'a> Tokens<'a> {
+    /// Tokens without padding at the next positions.
+    #[must_use]
+    pub fn new(k: View<'a>, v: View<'a>) -> Self {
+        Self { k, v, mask: None, positions: None }
+    }
+}
+
+/// Queries and how they are scored.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// Queries `[B, query_heads, Tq, key_dim]`.
+    pub q: View<'a>,
+    /// Whether query `i` sees only keys with index <= `i`.
+    pub causal: bool,
+    /// Factor on scores; `None`: `key_dim ** -0.5`.
+    pub scale: Option<f32>,
+    /// `softcap * tanh(score / softcap)` on scaled scores before masking.
+    pub softcap: Option<f32>,
+    /// `[query_heads]`: one more logit per head, without a value.
+    pub sink_logits: Option<&'a [f32]>,
+    /// `[B * Tq]`; `false` rows give zeros.
+    pub mask: Option<&'a [bool]>,
+}
+
+impl<'a> Queries<'a> {
+    /// Causal queries with the default scale.
+    #[must_use]
+    pub fn new(q: View<'a>) -> Self {
+        Self { q, causal: true, scale: None, softcap: None, sink_logits: None, mask: None }
+    }
+}
+
+/// Checks the shape of a tensor against `[rows, heads, any, dim]`.
+pub(crate) fn check_shape(what: &str, got: [usize; 4], rows: usize, heads: usize, dim: usize) -> Result<()> {
+    if got[0] != rows || got[1] != heads || got[3] != dim {
+        let allowed = format!("[{rows} sequences, {heads} heads, tokens, {dim}]");
+        return Err(Error::shape(what, format!("{got:?}"), allowed));
+    }
+    Ok(())
+}
+
+/// Checks a mask's or the positions' length.
+pub(crate) fn check_len(what: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
+    if len != rows * columns {
+        return Err(Error::shape(what, format!("{len} elements"), format!("[{rows}, {columns}]")));
+    }
+    Ok(())
+}
+
+impl Tokens<'_> {
+    /// Shapes and lengths; values are looked at by [`Tokens::check_values`].
+    pub(crate) fn check_shapes(&self, layer: &LayerShape, rows: usize) -> Result<()> {
+        check_shape("k", self.k.shape(), rows, layer.kv_heads, layer.key_dim)?;
+        check_shape("v", self.v.shape(), rows, layer.kv_heads, layer.value_dim)?;
+        let columns = self.k.shape()[2];
+        if self.v.shape()[2] != columns {
+            let allowed = format!("as many tokens as k: {columns}");
+            return Err(Error::shape("v", format!("{:?}", self.v.shape()), allowed));
+        }
+        if self.k.dtype() != self.v.dtype() {
+            return Err(Error::dtype(
+                "v",
+                self.v.dtype().name(),
+                format!("that of k: {}", self.k.dtype().name()),
+            ));
+        }
+        if let Some(mask) = self.mask {
+            check_len("mask", mask.len(), rows, columns)?;
+        }
+        self.positions.map_or(Ok(()), |p| check_len("positions", p.len(), rows, columns))
+    }
+
+    /// Finite and representable elements, in unmasked tokens only.
+    pub(crate) fn check_values(&self, columns: &[Vec<usize>], window: Dtype) -> Result<()> {
+        let limit = if window == Dtype::F16 { MAX_F16 } else { MAX_ENCODED };
+        check_finite("k", &self.k, columns, limit)?;
+        check_finite("v", &self.v, columns, limit)
+    }
+}
+
+fn check_finite(what: &str, x: &View<'_>, columns: &[Vec<usize>], limit: f32) -> Result<()> {
+    let [_, heads, _, dim] = x.shape();
+    let mut row = vec![0.0; dim];
+    for (b, columns) in columns.iter().enumerate() {
+        for (h, &t) in (0..heads).flat_map(|h| columns.iter().map(move |t| (h, t))) {
+            x.read_row([b, h, t], &mut row);
+            // One pass without branches: `max` would hide a NaN.
+            if row.iter().fold(true, |fine, x| fine & (x.abs() <= limit)) {
+                continue;
+            }
+            let bad = row.iter().find(|x| !(x.abs() <= limit)).expect("some element failed the check");
+            let place = format!("{what} at row {b}, head {h}, token {t}");
+            return Err(Error::argument(place, bad, format!("finite numbers of magnitude up to {limit}")));
+        }
+    }
+    Ok(())
+}
+
+impl Queries<'_> {
+    pub(crate) fn check(
+        &self,
+        layer: &LayerShape,
+        rows: usize,
+        out: &ViewMut<'_>,
+        lse: Option<usize>,
+    ) -> Result<()> {
+        check_shape("q", self.q.shape(), rows, layer.query_heads, layer.key_dim)?;
+        let columns = self.q.shape()[2];
+        let expected = [rows, layer.query_heads, columns, layer.value_dim];
+        if out.shape() != expected {
+            return Err(Error::shape("out", format!("{:?}", out.shape()), format!("{expected:?}")));
+        }
+        if let Some(len) = lse.filter(|len| *len != rows * layer.query_heads * columns) {
+            return Err(Error::shape("lse", len, rows * layer.query_heads * columns));
+        }
+        if let Some(mask) = self.mask {
+            check_len("mask", mask.len(), rows, columns)?;
+        }
+        self.check_numbers(layer)
+    }
+
+    fn check_numbers(&self, layer: &LayerShape) -> Result<()> {
+        if let Some(scale) = self.scale.filter(|s| !s.is_finite()) {
+            return Err(Error::argument("scale", scale, "None or a finite number"));
+        }
+        if let Some(cap) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
+            return Err(Error::argument("softcap", cap, "None or a finite number above 0"));
+        }
+        let Some(sinks) = self.sink_logits else { return Ok(()) };
+        if sinks.len() != layer.query_heads {
+            return Err(Error::shape("sink_logits", sinks.len(), format!("[{}]", layer.query_heads)));
+        }
+        match sinks.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+            Some(bad) => Err(Error::argument("sink_logits", bad, "numbers below infinity")),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn scale(&self, layer: &LayerShape) -> f32 {
+        self.scale.unwrap_or_else(|| (layer.key_dim as f32).sqrt().recip())
+    }
+}

@@ -1,0 +1,52 @@
+//! A KV-cache store that keeps keys and values packed and computes attention on the packed bytes.
+//!
+//! A [`Plan`] says what to keep and how, a [`KvStore`] keeps it:
+//!
+//! ```
+//! use kvrs::{CodecSpec, Cpu, Dtype, Geometry, KvStore, LayerShape, ModelShape, Plan, Queries, Rope, Tokens, View, ViewMut};
+//!
+//! let layer = LayerShape { query_heads: 2, kv_heads: 1, key_dim: 64, value_dim: 64, rope: Some(Rope::new(1e4)), sliding: None };
+//! let plan = Plan::uniform(ModelShape::uniform(1, layer), &CodecSpec::turboquant(4.0))?;
+//! let store = KvStore::new(plan, Cpu::shared(), None)?;
+//! let seq = store.create(1)?;
+//! let data: Vec<u8> = (0..300 * 64).flat_map(|i| ((i as f32 * 0.7).sin()).to_le_bytes()).collect();
+//! let kv = View::new("k", &data, Geometry::contiguous(Dtype::F32, [1, 1, 300, 64]))?;
+//! store.append(0, &seq, &Tokens::new(kv, kv))?;
+//! let q = View::new("q", &data, Geometry::contiguous(Dtype::F32, [1, 2, 1, 64]))?;
+//! let mut out = vec![0; 2 * 64 * 4];
+//! let mut out = ViewMut::new("out", &mut out, Geometry::contiguous(Dtype::F32, [1, 2, 1, 64]))?;
+//! store.attend(0, &seq, &Queries::new(q), &mut out, None)?;
+//! assert!(store.stats()?.bytes_codes > 0);
+//! # Ok::<(), kvrs::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod append;
+mod attend;
+mod columns;
+mod compile;
+mod constant;
+mod hash;
+mod input;
+mod locks;
+mod memory;
+mod plan;
+mod plan_file;
+mod read;
+mod select;
+mod sequence;
+mod stats;
+mod store;
+
+pub use compile::LayerReport;
+pub use input::{Queries, Tokens};
+pub use kvrs_codec::quant::{self, CodecSpec};
+pub use kvrs_codec::view::Geometry;
+pub use kvrs_codec::{Dtype, View, ViewMut};
+pub use kvrs_core::{Error, LayerShape, ModelShape, Pairing, Result, Rope, SeqId};
+pub use kvrs_cpu::{Cpu, get_num_threads, set_num_threads};
+pub use memory::Memory;
+pub use plan::{Plan, PlanSpec};
+pub use read::Decoded;
+pub use stats::{LayerStats, Stats};
+pub use store::KvStore;

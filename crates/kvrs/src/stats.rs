@@ -1,0 +1,172 @@
+//! What a store holds, counted to the byte.
+
+use crate::compile::{LayerPlan, PACKED, RAW, tile_code_bytes, token_raw_bytes, token_scale_bytes};
+use crate::locks::broken;
+use crate::sequence::LayerState;
+use crate::store::KvStore;
+use kvrs_codec::backend::Backend;
+use kvrs_codec::desc::TILE;
+use kvrs_core::Result;
+use kvrs_core::page::{ENTRY_BYTES, Table};
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+
+/// One layer over all sequences.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// Packed codes.
+    pub bytes_codes: u64,
+    /// Scales of packed tokens.
+    pub bytes_scales: u64,
+    /// 16-bit rows of sinks, window and raw layers.
+    pub bytes_window: u64,
+    /// Tokens kept, summed over sequences and heads.
+    pub tokens_kept: u64,
+    /// `dot`, `tile` or `raw`.
+    pub path: &'static str,
+    /// Whether every token stays 16-bit.
+    pub raw: bool,
+    /// Why, where a codec was asked for.
+    pub note: Option<String>,
+}
+
+/// A store's bytes and tokens. `bytes_total` is everything allocated for tokens:
+/// codes + scales + window + tables + statistics + slack.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Stats {
+    /// Everything allocated for tokens.
+    pub bytes_total: u64,
+    /// Packed codes.
+    pub bytes_codes: u64,
+    /// Scales of packed tokens.
+    pub bytes_scales: u64,
+    /// 16-bit rows.
+    pub bytes_window: u64,
+    /// Page tables.
+    pub bytes_tables: u64,
+    /// Statistics that policies keep.
+    pub bytes_statistics: u64,
+    /// Allocated and not used: tails of pages, free pages, reserved pages.
+    pub bytes_slack: u64,
+    /// Matrices and tables of the plan, not counted in the total.
+    pub bytes_constants: u64,
+    /// The hard limit.
+    pub bytes_capacity: Option<u64>,
+    /// Pages cut from memory.
+    pub pages_total: u64,
+    /// Of these, free ones.
+    pub pages_free: u64,
+    /// One entry a layer.
+    pub per_layer: Vec<LayerStats>,
+    /// Tokens appended, summed over sequences.
+    pub tokens_logical: u64,
+    /// Tokens kept, summed over sequences, layers and heads.
+    pub tokens_kept: u64,
+    /// Encodings ever done, summed over layers and heads.
+    pub tokens_encoded: u64,
+    /// Policies that wait for the end of a prompt.
+    pub waiting: Vec<String>,
+    /// `dot`, `tile` or `raw`: the slowest path of any layer.
+    pub path: &'static str,
+    /// Whether memory lies on huge pages.
+    pub huge_pages: bool,
+    /// Live sequences.
+    pub sequences: usize,
+    /// `8 * bytes_total` over the elements of all visible logical tokens.
+    pub bits_per_element: f64,
+}
+
+impl<B: Backend> KvStore<B> {
+    /// Counts what the store holds.
+    ///
+    /// # Errors
+    /// [`kvrs_core::Error::Internal`] after a panic.
+    pub fn stats(&self) -> Result<Stats> {
+        let plan = self.compiled()?;
+        let mut layers: Vec<LayerStats> = plan.layers.iter().map(LayerStats::new).collect();
+        let (mut logical, mut elements, mut gathered) = (0, 0, 0);
+        let map = self.sequences.read().map_err(broken)?;
+        for sequence in map.values() {
+            let sequence = sequence.read().map_err(broken)?;
+            logical += sequence.length() as u64;
+            for ((state, plan), stats) in sequence.layers.iter().zip(&plan.layers).zip(&mut layers) {
+                stats.add(plan, state);
+                elements += visible_elements(plan, state.length);
+                gathered += state.tables.iter().map(gathered_bytes).sum::<u64>();
+            }
+        }
+        let sequences = map.len();
+        drop(map);
+        let mut stats = Stats { tokens_logical: logical, sequences, ..Stats::sum(layers) };
+        stats.add_memory(&self.arena.stats(), gathered);
+        stats.bytes_constants = plan.constant_bytes;
+        stats.tokens_encoded = self.encoded.load(Ordering::Relaxed);
+        stats.huge_pages = self.backend.huge_pages();
+        stats.bits_per_element = bits_per_element(stats.bytes_total, elements);
+        Ok(stats)
+    }
+}
+
+/// Bytes of a table beyond what the arena counts with each page: the indices of gathered pages.
+fn gathered_bytes<C>(table: &Table<C>) -> u64 {
+    table.table_bytes() - table.entries().count() as u64 * ENTRY_BYTES
+}
+
+/// Elements of the tokens that a layer's next query sees.
+pub(crate) fn visible_elements(plan: &LayerPlan, length: usize) -> u64 {
+    let shape = &plan.codec.shape;
+    let visible = shape.sliding.map_or(length, |s| s.min(length));
+    (visible * shape.kv_heads * (shape.key_dim + shape.value_dim)) as u64
+}
+
+/// Bits of memory per element; 0 for an empty store.
+pub(crate) fn bits_per_element(bytes: u64, elements: u64) -> f64 {
+    if elements == 0 { 0.0 } else { 8.0 * bytes as f64 / elements as f64 }
+}
+
+impl LayerStats {
+    fn new(plan: &LayerPlan) -> Self {
+        Self { path: plan.path(), raw: plan.raw(), note: plan.note.clone(), ..Self::default() }
+    }
+
+    fn add<C>(&mut self, plan: &LayerPlan, state: &LayerState<C>) {
+        for (group, table) in state.tables.iter().enumerate() {
+            self.tokens_kept += table.kept() as u64;
+            for entry in table.entries() {
+                if entry.class() == usize::from(RAW) {
+                    self.bytes_window += entry.count() as u64 * token_raw_bytes(&plan.codec.shape);
+                } else {
+                    let desc = &plan.class(group, PACKED).desc;
+                    self.bytes_codes += entry.count().div_ceil(TILE) as u64 * tile_code_bytes(desc);
+                    self.bytes_scales += entry.count() as u64 * token_scale_bytes(desc);
+                }
+            }
+        }
+    }
+}
+
+impl Stats {
+    fn sum(per_layer: Vec<LayerStats>) -> Self {
+        let total = |field: fn(&LayerStats) -> u64| per_layer.iter().map(field).sum();
+        let path = ["tile", "dot"].into_iter().find(|p| per_layer.iter().any(|l| l.path == *p));
+        Self {
+            bytes_codes: total(|l| l.bytes_codes),
+            bytes_scales: total(|l| l.bytes_scales),
+            bytes_window: total(|l| l.bytes_window),
+            tokens_kept: total(|l| l.tokens_kept),
+            path: path.unwrap_or("raw"),
+            per_layer,
+            ..Self::default()
+        }
+    }
+
+    fn add_memory(&mut self, arena: &kvrs_core::page::ArenaStats, gathered: u64) {
+        self.bytes_tables = arena.table_bytes + gathered;
+        self.bytes_total = arena.chunk_bytes + self.bytes_tables;
+        let used = self.bytes_codes + self.bytes_scales + self.bytes_window + self.bytes_tables;
+        self.bytes_slack = self.bytes_total.saturating_sub(used);
+        self.bytes_capacity = arena.capacity;
+        self.pages_total = arena.pages_total;
+        self.pages_free = arena.pages_free;
+    }
+}

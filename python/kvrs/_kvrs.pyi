@@ -1,0 +1,482 @@
+"""The compiled part of kvrs."""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, final, type_check_only
+
+import numpy as np
+
+from kvrs.plan import Plan as _PlanWrapper
+from kvrs.stats import LayerReport, Memory, Stats
+
+__all__ = [
+    "Array",
+    "KVStore",
+    "Plan",
+    "__version__",
+    "check_codec",
+    "check_shape",
+    "codecs",
+    "get_num_threads",
+    "policies",
+    "set_num_threads",
+]
+
+__version__: str
+
+@type_check_only
+class _Tensor(Protocol):
+    """Any DLPack object: torch.Tensor, numpy.ndarray and others, of any strides."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Seqs = int | Iterable[int]
+_Mask = _Tensor | Sequence[Sequence[bool]]
+_Positions = _Tensor | Sequence[Sequence[int]]
+_Floats = _Tensor | Sequence[float]
+
+def check_codec(spec: str) -> None:
+    """Check the parameters of a codec, given as JSON.
+
+    Raises
+    ------
+    PlanError
+        Naming the parameter, its value and what is allowed.
+    """
+
+def check_shape(shape: str) -> None:
+    """Check the shape of a model, given as JSON.
+
+    Raises
+    ------
+    PlanError
+        Naming the field, its layer, its value and what is allowed.
+    """
+
+def codecs() -> list[str]:
+    """Return the names of the codecs of this version."""
+
+def policies() -> list[str]:
+    """Return the names of the policies of this version."""
+
+def set_num_threads(n: int) -> None:
+    """Set how many threads stores use.
+
+    Raises
+    ------
+    ArgumentError
+        If `n` is below 1.
+    """
+
+def get_num_threads() -> int:
+    """Return how many threads stores use; by default the cores that this process may use."""
+
+@final
+class Array:
+    """A result for queries that did not come from torch: contiguous, in host memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+    @property
+    def dtype(self) -> str:
+        """``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int64"``."""
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return a ``numpy.ndarray`` on the same memory.
+
+        Raises
+        ------
+        DTypeError
+            If the type is bfloat16, which numpy lacks.
+        """
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Plan:
+    """A validated plan: JSON for the settings, arrays for the constants."""
+
+    def __new__(
+        cls,
+        spec: str,
+        key_offset: Iterable[_Tensor | None] | None = None,
+        value_offset: Iterable[_Tensor | None] | None = None,
+    ) -> Plan: ...
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file.
+
+        Raises
+        ------
+        FormatError
+            If the file cannot be read, is cut, of another version, or not a plan.
+        PlanError
+            If its settings are not allowed.
+        """
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as one safetensors file with a JSON header.
+
+        Raises
+        ------
+        FormatError
+            If the file cannot be written.
+        """
+    @property
+    def hash(self) -> str:
+        """SHA-256 of everything that decides codes, as 64 hex digits."""
+    @property
+    def spec(self) -> str:
+        """The settings as JSON."""
+    @property
+    def key_offset(self) -> list[Array | None] | None:
+        """Pre-RoPE constant of the keys of each layer, float32 ``[kv_heads, head_dim]``."""
+    @property
+    def value_offset(self) -> list[Array | None] | None:
+        """Constant of the values of each layer, float32 ``[kv_heads, value_dim]``."""
+    def memory(self, tokens: int, batch: int) -> Memory:
+        """Return the bytes that `batch` sequences of `tokens` tokens will take.
+
+        Raises
+        ------
+        ArgumentError
+            If a count is negative or too large to be a cache.
+        """
+    def describe(self) -> list[LayerReport]:
+        """Return what the plan does with the tokens of each layer."""
+
+@final
+class KVStore:
+    """Packed keys and values of many sequences, and attention on the packed bytes.
+
+    Shapes: ``B`` rows (sequences in the call), ``T`` new tokens, ``Tq`` queries, ``Hq`` and ``Hkv`` query and
+    key-value heads, ``D`` and ``Dv`` channels of a key and a value. Tensors are any DLPack object of type
+    float32, float16 or bfloat16 in host memory, of any strides; they are read without a copy.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to keep, and how.
+    device : str
+        ``"cpu"``.
+    capacity : int, str or None
+        Hard limit in bytes, or text like ``"2GiB"``; None: grows as needed.
+
+    Raises
+    ------
+    DeviceError
+        If the device is not served.
+    ArgumentError
+        If the capacity is not a number of bytes.
+
+    Notes
+    -----
+    A token has an index (0 .. length - 1: causality, sinks, recent tokens, sliding windows, `truncate`) and a
+    position (RoPE, `kept_positions`). All methods raise before anything has changed. A store may be used from
+    many threads; all work is done without the GIL. After ``os.fork()`` it raises in the child.
+
+    Examples
+    --------
+    >>> import kvrs, numpy as np
+    >>> shape = kvrs.ModelShape(layers=1, query_heads=4, kv_heads=2, head_dim=64)
+    >>> store = kvrs.KVStore(kvrs.Plan(shape, kvrs.TurboQuant(4), kvrs.TurboQuant(4)))
+    >>> seqs = store.new()
+    >>> k = np.ones((1, 2, 3, 64), np.float32)
+    >>> q = np.ones((1, 4, 3, 64), np.float32)
+    >>> store.extend(0, q, k, k, seqs).shape
+    (1, 4, 3, 64)
+    >>> store.length(seqs[0])
+    3
+    """
+
+    def __new__(
+        cls, plan: Plan | _PlanWrapper, device: str = "cpu", capacity: int | str | None = None
+    ) -> KVStore: ...
+    @property
+    def plan(self) -> _PlanWrapper:
+        """The plan that the store was made with."""
+    @property
+    def device(self) -> str:
+        """Where the store lies: ``"cpu"``."""
+    def new(self, n: int = 1, from_: None = None) -> list[int]:
+        """Make `n` empty sequences.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+        from_ : None
+            A snapshot to start from; this version makes none.
+
+        Returns
+        -------
+        list of int
+            Ids, which are never used twice.
+
+        Raises
+        ------
+        ArgumentError
+            If `n` is negative or `from_` is not None.
+        """
+    def append(
+        self,
+        layer: int,
+        k: _Tensor,
+        v: _Tensor,
+        seqs: _Seqs,
+        mask: _Mask | None = None,
+        positions: _Positions | None = None,
+        q: _Tensor | None = None,
+    ) -> None:
+        """Store new tokens; they are encoded before the call returns.
+
+        Parameters
+        ----------
+        layer : int
+            Layer; each one is stepped once per token.
+        k : tensor ``[B, Hkv, T, D]``
+            Keys after RoPE, as models cache them.
+        v : tensor ``[B, Hkv, T, Dv]``
+            Values, of the same type as `k`.
+        seqs : int or list of int
+            One id a row.
+        mask : bool tensor ``[B, T]``, optional
+            False: padding, not stored; what it holds is not looked at.
+        positions : int64 tensor ``[B, T]``, optional
+            Consecutive from the sequence's start, which the first call gives (default 0).
+        q : tensor ``[B, Hq, T, D]``, optional
+            Queries of the same tokens, for the statistics of policies; a plan without policies keeps none.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            If a tensor does not fit the plan, the other tensors, or the store.
+        ArgumentError
+            If the layer is out of range, or a key or value is not finite: naming row, head and token.
+        SequenceError
+            If an id is unknown or given twice, or positions have a gap.
+        CapacityError
+            If the capacity would be passed; can only come in the first layer of a step.
+        """
+    def attend(
+        self,
+        layer: int,
+        q: _Tensor,
+        seqs: _Seqs,
+        causal: bool = True,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logits: _Floats | None = None,
+        mask: _Mask | None = None,
+        return_lse: bool = False,
+        out: _Tensor | None = None,
+    ) -> Any:
+        """Compute attention of queries over what is stored; changes nothing.
+
+        The r-th unmasked query of n stands at index ``length - n + r``.
+
+        Parameters
+        ----------
+        layer : int
+            Layer.
+        q : tensor ``[B, Hq, Tq, D]``
+            Queries after RoPE.
+        seqs : int or list of int
+            One id a row.
+        causal : bool
+            Whether a query sees only tokens up to its own index.
+        scale : float, optional
+            Factor on scores; None: ``D ** -0.5``.
+        softcap : float, optional
+            ``softcap * tanh(score / softcap)`` on scaled scores, before masking.
+        sink_logits : float tensor ``[Hq]``, optional
+            One more logit a head, without a value.
+        mask : bool tensor ``[B, Tq]``, optional
+            False rows give zeros.
+        return_lse : bool
+            Also return the log-sum-exp, float32 ``[B, Hq, Tq]``, natural logarithm.
+        out : tensor ``[B, Hq, Tq, Dv]``, optional
+            Where to write; of the type of `q`, in memory of its own.
+
+        Returns
+        -------
+        out : torch.Tensor, Array, or the given `out`
+            ``[B, Hq, Tq, Dv]`` of the type of `q`; a torch tensor for torch queries. A query that sees
+            nothing gives zeros and a log-sum-exp of -inf.
+        lse : torch.Tensor or Array
+            If `return_lse`.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            If a tensor does not fit the plan, the other tensors, or the store.
+        ArgumentError
+            If the layer is out of range, an option is not allowed, `out` is read-only or shares memory with
+            `q`, or there are more queries than tokens with `causal`.
+        SequenceError
+            If an id is unknown or given twice.
+        """
+    def extend(
+        self,
+        layer: int,
+        q: _Tensor,
+        k: _Tensor,
+        v: _Tensor,
+        seqs: _Seqs,
+        mask: _Mask | None = None,
+        positions: _Positions | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logits: _Floats | None = None,
+        return_lse: bool = False,
+        out: _Tensor | None = None,
+    ) -> Any:
+        """Attend on the stored past and on the call's own tokens, then append them: what a model calls.
+
+        The past is read as encoded, the call's own keys and values exactly; always causal.
+
+        Parameters
+        ----------
+        layer : int
+            Layer; each one is stepped once per token.
+        q : tensor ``[B, Hq, T, D]``
+            Queries after RoPE.
+        k, v : tensor ``[B, Hkv, T, D]`` and ``[B, Hkv, T, Dv]``
+            Keys after RoPE and values.
+        seqs : int or list of int
+            One id a row.
+        mask : bool tensor ``[B, T]``, optional
+            False: padding, not stored; its queries give zeros.
+        positions : int64 tensor ``[B, T]``, optional
+            As in `append`.
+        scale, softcap, sink_logits, return_lse, out
+            As in `attend`.
+
+        Returns
+        -------
+        out, lse
+            As in `attend`.
+
+        Raises
+        ------
+        KVError
+            As in `append` and `attend`.
+        """
+    def reserve(self, seqs: _Seqs, tokens: int) -> None:
+        """Reserve the worst case of `tokens` more tokens in all layers.
+
+        Raises
+        ------
+        CapacityError
+            If the capacity would be passed.
+        SequenceError
+            If an id is unknown or given twice.
+        """
+    def length(self, seq: int, layer: int | None = None) -> int:
+        """Return the tokens of a sequence in a layer; without one, the minimum over layers.
+
+        Raises
+        ------
+        SequenceError
+            If the id is unknown.
+        """
+    def kept_positions(self, seq: int, layer: int, head: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the positions of the kept tokens, int64, ascending.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            If the id is unknown; if layer or head is out of range.
+        """
+    def keep(self, seq: int, layer: int, positions: Sequence[_Tensor | Sequence[int]]) -> None:
+        """Keep only the given tokens of a layer; sinks and the recent window stay.
+
+        Parameters
+        ----------
+        seq : int
+            Sequence.
+        layer : int
+            Layer.
+        positions : list of int arrays
+            Ascending positions to keep, one array per key-value head.
+
+        Raises
+        ------
+        SequenceError, ArgumentError, ShapeError
+            If the id is unknown, or a position or the number of lists does not fit.
+        """
+    def decode(
+        self, layer: int, seq: int, head: int
+    ) -> tuple[
+        np.ndarray[Any, np.dtype[np.float32]],
+        np.ndarray[Any, np.dtype[np.float32]],
+        np.ndarray[Any, np.dtype[np.int64]],
+    ]:
+        """Return what is stored: keys ``[n, D]``, values ``[n, Dv]`` and positions ``[n]``.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            If the id is unknown; if layer or head is out of range.
+        """
+    def decode_into(self, layer: int, seqs: _Seqs, k_out: _Tensor, v_out: _Tensor) -> list[int]:
+        """Write what is stored into the caller's tensors, for engines that attend on their own.
+
+        Parameters
+        ----------
+        layer : int
+            Layer.
+        seqs : int or list of int
+            One id a row.
+        k_out, v_out : tensor ``[B, Hkv, T, D]`` and ``[B, Hkv, T, Dv]``
+            Where to write; T at least the longest row. Rows are filled with zeros behind their tokens.
+
+        Returns
+        -------
+        list of int
+            Tokens written, one number a row.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError, SequenceError
+            If a tensor does not fit, is read-only or shares memory with the other; if an id is unknown.
+        """
+    def truncate(self, seq: int, n: int) -> None:
+        """Bring all layers of a sequence to its first `n` tokens: the repair after any error.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            If the id is unknown; if `n` is negative or above the length.
+        """
+    def free(self, seq: int) -> None:
+        """Free a sequence; its id is never used again.
+
+        Raises
+        ------
+        SequenceError
+            If the id is unknown.
+        """
+    def reset(self) -> None:
+        """Free all sequences."""
+    def stats(self) -> Stats:
+        """Count what the store holds."""
+    def check(self) -> None:
+        """Check the store's own invariants.
+
+        Raises
+        ------
+        KVError
+            If one is broken.
+        """
