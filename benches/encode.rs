@@ -10,8 +10,8 @@ use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, Side, View};
 use kvrs_core::LayerShape;
 use kvrs_core::page::{Arena, Page};
-use kvrs_cpu::memory::{Chunk, bytes};
 use kvrs_cpu::Cpu;
+use kvrs_cpu::memory::{Chunk, bytes};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ fn page(arena: &Arena<Cpu>, bytes: u32) -> Page<Chunk> {
 fn encode(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("encode");
     for (bits, d) in [(4.0, 128), (3.0, 128), (4.0, 80)] {
-        let shape = LayerShape { query_heads: 1, kv_heads: 1, key_dim: d, value_dim: d, rope: None, sliding: None };
+        let shape =
+            LayerShape { query_heads: 1, kv_heads: 1, key_dim: d, value_dim: d, rope: None, sliding: None };
         let [raw, packed] = codecs(bits, &shape);
         let cpu = Arc::new(Cpu::new(Some(1)).expect("one thread"));
         let arena = Arena::new(Arc::clone(&cpu), None).expect("no limit");
@@ -36,7 +37,8 @@ fn encode(criterion: &mut Criterion) {
         cpu.store_raw(&raw, &mut from, 0, rows);
         cpu.seal((&raw, &packed), &[&from], 0, &mut to, 0);
         for side in [Side::Key, Side::Value] {
-            let error = relative_error(&view, |slot, out| decode_slot(&packed, side, bytes(&to), slot, 0, 0, out));
+            let error =
+                relative_error(&view, |slot, out| decode_slot(&packed, side, bytes(&to), slot, 0, 0, out));
             assert!(error < if bits > 3.5 { 0.02 } else { 0.06 }, "{side:?} at {bits} bits: {error}");
         }
         group.throughput(Throughput::Bytes((2 * TOKENS * d * 2) as u64));

@@ -57,7 +57,8 @@ impl Store {
             normal(seed, kv_heads * tokens * d).flat_map(f32::to_le_bytes).collect()
         });
         let geometry = Geometry::contiguous(Dtype::F32, [1, kv_heads, tokens, d]);
-        let [k, v] = [("k", &k), ("v", &v)].map(|(name, x)| View::new(name, x, geometry).expect("tensors fit"));
+        let [k, v] =
+            [("k", &k), ("v", &v)].map(|(name, x)| View::new(name, x, geometry).expect("tensors fit"));
         store.tables = (0..kv_heads).map(|head| store.fill(k, v, head)).collect();
         store
     }
@@ -76,9 +77,15 @@ impl Store {
             self.cpu.store_raw(raw, to, slot, RawRows { k, v, row: 0, head, columns: &[token] });
             let window = token + 1 - SINKS.min(token + 1);
             if window >= RECENT + group && (window - RECENT) % group == 0 {
-                table.seal(1, group, packed.desc.slots as usize, || page(packed), |pages, first, to, slot| {
-                    self.cpu.seal((raw, packed), pages, first as i64, to, slot);
-                });
+                table.seal(
+                    1,
+                    group,
+                    packed.desc.slots as usize,
+                    || page(packed),
+                    |pages, first, to, slot| {
+                        self.cpu.seal((raw, packed), pages, first as i64, to, slot);
+                    },
+                );
             }
         }
         table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -41,11 +42,12 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.inv_freq is not None:
-            object.__setattr__(self, "inv_freq", tuple(float(x) for x in self.inv_freq))
+            object.__setattr__(self, "inv_freq", _float32(*self.inv_freq))
         for field in ("theta", "attention_factor"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise PlanError(f"rope.{field} is {value!r}; allowed: a finite number above 0")
+        object.__setattr__(self, "attention_factor", _float32(self.attention_factor)[0])
         if self.pairing not in ("half", "interleaved"):
             raise PlanError(f"rope.pairing is {self.pairing!r}; allowed: half, interleaved")
 
@@ -165,6 +167,11 @@ def _rope_spec(layer: int, rope: Rope | None) -> dict[str, Any] | None:
     if not isinstance(rope, Rope):
         raise PlanError(f"rope[{layer}] is {rope!r}; allowed: a kvrs.Rope or None")
     return asdict(rope)
+
+
+def _float32(*numbers: float) -> tuple[float, ...]:
+    """Round to float32, as plans store them."""
+    return tuple(array("f", [float(number) for number in numbers]))
 
 
 def _check_int(field: str, value: Any) -> None:

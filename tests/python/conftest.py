@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import kvrs
 import numpy as np
 import pytest
-
-import kvrs
 
 CODECS = [kvrs.Raw16(), kvrs.TurboQuant(bits=4), kvrs.TurboQuant(bits=2.5)]
 
@@ -40,7 +39,7 @@ def softmax_attention(
     sink: float | None = None,
     sliding: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return attention and log-sum-exp of one head in float64; `first` is the index of query 0, None: not causal."""
+    """Return attention and log-sum-exp of one head; `first` is the index of query 0, None: not causal."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     scores = q @ k.T * (q.shape[1] ** -0.5 if scale is None else scale)
     if softcap is not None:
@@ -71,7 +70,7 @@ def expected(
     sink_logits: Any = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what attention of one row `q` [Hq, Tq, D] over the decoded store (and `own` tokens) must give."""
+    """Return what one row `q` [Hq, Tq, D] must get from the decoded store (and `own` tokens)."""
     outs, lses = [], []
     layers = store.plan.shape.spec()
     group = layers[layer]["query_heads"] // layers[layer]["kv_heads"]
@@ -82,7 +81,8 @@ def expected(
             k, v = np.concatenate([k, own[0][head // group]]), np.concatenate([v, own[1][head // group]])
         sink = None if sink_logits is None else float(sink_logits[head])
         window = layers[layer]["sliding"]
-        pair = softmax_attention(queries, k, v, first if causal else None, sink=sink, sliding=window, **options)
+        start = first if causal else None
+        pair = softmax_attention(queries, k, v, start, sink=sink, sliding=window, **options)
         outs.append(pair[0])
         lses.append(pair[1])
     return np.stack(outs), np.stack(lses)

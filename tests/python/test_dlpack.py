@@ -6,12 +6,11 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import kvrs
 import numpy as np
 import pytest
 import torch
 from conftest import make_store
-
-import kvrs
 
 B, H, T, D = 2, 2, 24, 64
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -157,7 +156,7 @@ def test_a_used_capsule_is_refused_by_name() -> None:
     seqs = store.new(B)
     capsule = base().__dlpack__()
     store.append(0, capsule, base(), seqs)
-    with pytest.raises(kvrs.ArgumentError, match="k is .*consumed"):
+    with pytest.raises(kvrs.ArgumentError, match=r"k is .*consumed"):
         store.append(0, capsule, base(), seqs)
 
 
@@ -168,7 +167,8 @@ def test_tensors_without_tokens_are_taken_and_answered(dtype: torch.dtype) -> No
     k = base(dtype, (B, H, 0, D))
     store.append(0, k, k, seqs)
     out = store.extend(0, base(dtype, (B, 4, 0, D)), k, k, seqs)
-    assert out.shape == (B, 4, 0, D) and out.dtype == dtype
+    assert out.shape == (B, 4, 0, D)
+    assert out.dtype == dtype
     assert store.length(seqs[0]) == 0
     empty = np.zeros((B, 4, 0, D), np.float32)
     assert store.attend(0, empty, seqs).numpy().shape == (B, 4, 0, D)
@@ -248,8 +248,12 @@ def test_a_torch_query_gets_a_torch_tensor_of_its_type(dtype: torch.dtype) -> No
     seqs = store.new(B)
     k = base(dtype)
     out, lse = store.extend(0, base(dtype, (B, 4, T, D)), k, k, seqs, return_lse=True)
-    assert type(out) is torch.Tensor and out.dtype == dtype and out.is_contiguous()
-    assert type(lse) is torch.Tensor and lse.dtype == torch.float32 and lse.shape == (B, 4, T)
+    assert type(out) is torch.Tensor
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    assert type(lse) is torch.Tensor
+    assert lse.dtype == torch.float32
+    assert lse.shape == (B, 4, T)
     out.add_(1)
 
 
@@ -278,7 +282,8 @@ def test_a_bfloat16_array_says_that_numpy_lacks_its_type() -> None:
     seqs = store.new(B)
     k = base(torch.bfloat16)
     out = store.extend(0, Versioned(base(torch.bfloat16, (B, 4, T, D))), k, k, seqs)
-    assert out.dtype == "bfloat16" and torch.from_dlpack(out).dtype == torch.bfloat16
+    assert out.dtype == "bfloat16"
+    assert torch.from_dlpack(out).dtype == torch.bfloat16
     with pytest.raises(kvrs.DTypeError, match="bfloat16"):
         out.numpy()
 
@@ -342,7 +347,7 @@ def test_out_that_cannot_be_written_is_refused() -> None:
         (torch.zeros(B, 4, 2, D), kvrs.ShapeError, "out has shape"),
         (torch.zeros(B, 4, 3), kvrs.ShapeError, "out has shape"),
         (torch.zeros(B, 4, 1, D).expand(B, 4, 3, D), kvrs.ShapeError, "overlap"),
-        (torch.zeros(B, 4, 3, D, requires_grad=True), kvrs.ArgumentError, "out is a tensor that requires grad"),
+        (torch.zeros(B, 4, 3, D, requires_grad=True), kvrs.ArgumentError, "out is a tensor that requires"),
         (q, kvrs.ArgumentError, "out is in the memory range of q"),
     ]
     before = q.clone()
@@ -412,10 +417,9 @@ def test_sink_logits_of_any_kind_are_read(make: Callable[[torch.Tensor], Any]) -
     store = make_store()
     seqs = store.new(B)
     store.append(0, base(), base(), seqs)
-    assert torch.equal(
-        store.attend(0, query(), seqs, sink_logits=make(sink)), store.attend(0, query(), seqs, sink_logits=sink)
-    )
-    assert not torch.equal(store.attend(0, query(), seqs), store.attend(0, query(), seqs, sink_logits=sink))
+    want = store.attend(0, query(), seqs, sink_logits=sink)
+    assert torch.equal(store.attend(0, query(), seqs, sink_logits=make(sink)), want)
+    assert not torch.equal(store.attend(0, query(), seqs), want)
 
 
 def test_inputs_are_released_after_the_call() -> None:

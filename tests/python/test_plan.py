@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import kvrs
 import numpy as np
 import pytest
 from conftest import make_store, shape, tensors
-
-import kvrs
 from kvrs import _kvrs
 
 TQ4 = kvrs.TurboQuant(bits=4)
@@ -143,11 +142,7 @@ def test_case_b43_four_bits_are_under_35_percent_in_every_layer_that_says_it_is_
     rng: np.random.Generator,
 ) -> None:
     fields = {"layers": 4, "head_dim": [64, 100, 64, 64]}
-    try:
-        store = make_store(TQ4, fields=fields, recent=16)
-    except kvrs.PlanError as error:
-        assert "100" in str(error) and "[1]" in str(error)  # noqa: PT017
-        return
+    store = make_store(TQ4, fields=fields, recent=16)
     seqs = store.new()
     for layer, dim in enumerate((64, 100, 64, 64)):
         k = tensors(rng, 1, 2048, dim=dim)
@@ -189,8 +184,8 @@ def test_the_hash_follows_what_decides_codes_and_nothing_else(rng: np.random.Gen
     assert len(base.hash) == 64
     assert plan().hash == base.hash
     assert plan(name="other", window_dtype="bfloat16").hash == base.hash
-    others = [plan(seed=1), plan(recent=64), plan(sinks=0), plan(key_offset=offset), plan(value_offset=offset)]
-    assert len({base.hash, *(other.hash for other in others)}) == 6
+    changes = [{"seed": 1}, {"recent": 64}, {"sinks": 0}, {"key_offset": offset}, {"value_offset": offset}]
+    assert len({base.hash, *(plan(**change).hash for change in changes)}) == 6
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, -1])
@@ -224,10 +219,8 @@ def test_a_plan_file_of_another_version_names_both_versions(tmp_path: Path) -> N
     path = tmp_path / "a.kvplan"
     plan().save(path)
     raw = path.read_bytes()
-    header = raw[8 : 8 + int.from_bytes(raw[:8], "little")]
-    marks = [mark for mark in (b'"version":"1"', b'"version\\":1', b'"version":1') if mark in header]
-    assert marks, header
-    path.write_bytes(raw.replace(marks[0], marks[0].replace(b"1", b"7", 1), 1))
+    assert raw.count(b'"version":"1"') == 1
+    path.write_bytes(raw.replace(b'"version":"1"', b'"version":"7"'))
     with pytest.raises(kvrs.FormatError, match="7"):
         kvrs.Plan.load(path)
 
@@ -249,8 +242,11 @@ def test_a_plan_cannot_be_changed_pickled_or_confused() -> None:
         made.recent = 3
     with pytest.raises(TypeError, match="save"):
         pickle.dumps(made)
-    assert made == plan() and made != plan(seed=3) and hash(made) == hash(plan())
-    assert "TurboQuant(bits=4" in repr(made) and made.hash[:12] in repr(made)
+    assert made == plan()
+    assert made != plan(seed=3)
+    assert hash(made) == hash(plan())
+    assert "TurboQuant(bits=4" in repr(made)
+    assert made.hash[:12] in repr(made)
 
 
 def test_the_window_dtype_may_be_a_torch_or_numpy_type() -> None:

@@ -36,7 +36,19 @@ fn with_offset(spec: PlanSpec) -> PlanSpec {
     }
 }
 
-fn plans() -> impl Strategy<Value = Plan> {
+/// A plan that prints in one line.
+#[derive(Clone)]
+struct Drawn(Plan);
+
+impl std::fmt::Debug for Drawn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let spec = self.0.spec();
+        let (keys, values, offset) = (&spec.keys[0], &spec.values[0], spec.key_offset.is_some());
+        write!(f, "keys {keys}, values {values}, sinks {}, recent {}, offset {offset}", spec.sinks, spec.recent)
+    }
+}
+
+fn plans() -> impl Strategy<Value = Drawn> {
     let codec = prop_oneof![
         2 => Just(CodecSpec::raw16()),
         5 => prop_oneof![Just(2.0), Just(2.5), Just(3.0), Just(4.0), Just(5.0), Just(8.0)].prop_map(CodecSpec::turboquant),
@@ -44,7 +56,7 @@ fn plans() -> impl Strategy<Value = Plan> {
     let windows = (prop_oneof![Just(0), Just(4), Just(19)], prop_oneof![Just(0), Just(16), Just(40)]);
     (codec.clone(), codec, windows, any::<bool>()).prop_map(|(keys, values, (sinks, recent), offset)| {
         let spec = spec(&keys, &values, sinks, recent);
-        Plan::new(if offset { with_offset(spec) } else { spec }).unwrap()
+        Drawn(Plan::new(if offset { with_offset(spec) } else { spec }).unwrap())
     })
 }
 
@@ -103,7 +115,7 @@ proptest! {
 
     #[test]
     fn the_store_answers_as_the_naive_one_after_any_calls(plan in plans(), ops in ops(), seed in any::<u64>()) {
-        let mut pair = Pair::new(&plan, None, seed);
+        let mut pair = Pair::new(&plan.0, None, seed);
         let mut live: Vec<SeqId> = [0, 0, 300].map(|start| pair.create(start)).to_vec();
         for op in &ops {
             apply(&mut pair, &mut live, op);
@@ -116,6 +128,7 @@ proptest! {
     #[test]
     fn codes_do_not_depend_on_the_sizes_of_calls(plan in plans(), cuts in prop::collection::vec(1usize..120, 1..8)) {
         let total: usize = cuts.iter().sum();
+        let plan = plan.0;
         let inputs = Inputs::new(plan.spec(), 1, total, 5);
         let (whole, parts) = (inputs.store(&plan, 2), inputs.store(&plan, 2));
         inputs.append(&whole, 0..total);

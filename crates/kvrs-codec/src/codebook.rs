@@ -113,7 +113,7 @@ impl Book {
     /// # Panics
     /// If the lengths differ or are no multiple of 16.
     pub fn codes(&self, u: &[f32], codes: &mut [u8]) {
-        assert!(u.len() == codes.len() && u.len() % 16 == 0, "whole blocks of 16 channels");
+        assert!(u.len() == codes.len() && u.len().is_multiple_of(16), "whole blocks of 16 channels");
         for (u, codes) in u.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<16>().0) {
             *codes = if self.levels.is_empty() { self.uniform_codes(u) } else { self.count(u) };
         }

@@ -240,7 +240,12 @@ impl SideDesc {
         } else {
             check.that("vec_len", self.vec_len == self.d, self.vec_len, "d on the Tile path")?;
             let sparse = self.tile_ops & tile_ops::SPARSE != 0;
-            check.that("tile_ops", sparse == (self.sparse_per_tile > 0), self.tile_ops, "bit 1 with sparse entries")?;
+            check.that(
+                "tile_ops",
+                sparse == (self.sparse_per_tile > 0),
+                self.tile_ops,
+                "bit 1 with sparse entries",
+            )?;
             let full = self.tile_ops & tile_ops::MATRIX != 0 || self.n >= self.parts * self.d;
             check.that("n", full, self.n, "at least parts * d without a matrix")?;
         }
@@ -254,8 +259,10 @@ impl SideDesc {
     fn validate_inner(&self, side: Side, page: &PageDesc, check: &Checker) -> Result<()> {
         let fits = match (self.inner, side) {
             (Inner::None, _) => return Ok(()),
-            (Inner::GroupChannel, Side::Key) => [16, 32, 64].contains(&self.block) && self.block <= page.group,
-            (Inner::TokenBlock, Side::Value) => self.block > 0 && self.block % 16 == 0,
+            (Inner::GroupChannel, Side::Key) => {
+                [16, 32, 64].contains(&self.block) && self.block <= page.group
+            }
+            (Inner::TokenBlock, Side::Value) => self.block > 0 && self.block.is_multiple_of(16),
             _ => false,
         };
         let allowed = "keys: 16, 32 or 64 tokens, not above the group; values: channels, a multiple of 16";
@@ -268,14 +275,29 @@ impl SideDesc {
         let (mut channels, mut end, mut width) = (0u64, 0u64, u32::MAX);
         for (i, run) in self.runs.iter().enumerate() {
             run.validate(i, self, check)?;
-            check.that("runs", run.width <= width, format!("{} bits after {width}", run.width), "widths not rising")?;
-            check.that("runs", u64::from(run.at) >= end, format!("at {}", run.at), "runs that do not overlap")?;
+            check.that(
+                "runs",
+                run.width <= width,
+                format!("{} bits after {width}", run.width),
+                "widths not rising",
+            )?;
+            check.that(
+                "runs",
+                u64::from(run.at) >= end,
+                format!("at {}", run.at),
+                "runs that do not overlap",
+            )?;
             width = run.width;
             channels += u64::from(run.channels);
             end = u64::from(run.at) + 2 * u64::from(run.channels) * u64::from(run.width);
         }
         check.that("n", channels == u64::from(self.n), self.n, "the channels of the runs")?;
-        check.that("tile_bytes", end <= u64::from(self.tile_bytes), self.tile_bytes, "at least the bytes of the runs")
+        check.that(
+            "tile_bytes",
+            end <= u64::from(self.tile_bytes),
+            self.tile_bytes,
+            "at least the bytes of the runs",
+        )
     }
 
     fn regions(&self, page: &PageDesc) -> [Region; 4] {
@@ -303,7 +325,7 @@ impl SideDesc {
             let aligned = region.bytes == 0 || region.start % step == 0;
             check.that(region.field, aligned, region.start, format!("a multiple of {step}"))?;
         }
-        check.that("tile_bytes", self.tile_bytes % 32 == 0, self.tile_bytes, "a multiple of 32")?;
+        check.that("tile_bytes", self.tile_bytes.is_multiple_of(32), self.tile_bytes, "a multiple of 32")?;
         if side == Side::Value {
             all.extend(page.key.regions(page));
         }
@@ -329,9 +351,9 @@ impl RunDesc {
         };
         let got = format!("{:?} of {} bits", self.elem, self.width);
         check.that(name("elem"), fits, got, "a table, integer or float of that width")?;
-        let channels = self.channels > 0 && self.channels % 16 == 0 && self.channels <= side.n;
+        let channels = self.channels > 0 && self.channels.is_multiple_of(16) && self.channels <= side.n;
         check.that(name("channels"), channels, self.channels, "a multiple of 16, not above n")?;
-        check.that(name("at"), self.at % 32 == 0, self.at, "a multiple of 32")?;
+        check.that(name("at"), self.at.is_multiple_of(32), self.at, "a multiple of 32")?;
         let scale = self.scale == NONE || self.scale < side.scales;
         check.that(name("scale"), scale, self.scale, format!("below {} or none", side.scales))?;
         let end = u64::from(self.vec_at) + u64::from(self.channels);
@@ -349,7 +371,13 @@ impl RunDesc {
 struct Checker(Side);
 
 impl Checker {
-    fn that(&self, field: impl AsRef<str>, ok: bool, got: impl ToString, allowed: impl ToString) -> Result<()> {
+    fn that(
+        &self,
+        field: impl AsRef<str>,
+        ok: bool,
+        got: impl ToString,
+        allowed: impl ToString,
+    ) -> Result<()> {
         let side = if self.0 == Side::Key { "key" } else { "value" };
         if ok { Ok(()) } else { Err(Error::plan(format!("page.{side}.{}", field.as_ref()), got, allowed)) }
     }

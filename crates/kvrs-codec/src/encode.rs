@@ -105,7 +105,7 @@ impl Encode for ScaledEncoder {
     fn encode(&self, context: &EncodeContext<'_>, rows: &[f32], position: i64, page: &mut [u8], slot: usize) {
         let transform = &context.codec.transform;
         let (d, n) = (transform.d(), context.desc().n as usize);
-        assert!(rows.len() % (TILE * d) == 0 && slot % TILE == 0, "whole tiles");
+        assert!(rows.len().is_multiple_of(TILE * d) && slot.is_multiple_of(TILE), "whole tiles");
         let mut scratch = Scratch { x: vec![0.0; d], u: vec![0.0; n], v: vec![0.0; n] };
         let mut codes = vec![0; TILE * n];
         for (token, row) in rows.chunks_exact(d).enumerate() {
@@ -135,7 +135,9 @@ impl ScaledEncoder {
             let norm = scale::norm(x);
             (norm, norm.inverse * transform.unit_factor())
         };
-        u.iter_mut().for_each(|y| *y *= factor);
+        for y in &mut *u {
+            *y *= factor;
+        }
         let mut first = 0;
         for (run, book) in context.desc().runs.iter().zip(&self.books) {
             let run = first..first + run.channels as usize;

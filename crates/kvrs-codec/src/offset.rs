@@ -14,7 +14,7 @@ pub const TABLE_SLOTS: usize = 64;
 /// The constant of one head's keys.
 #[derive(Debug, Clone)]
 pub struct KeyOffset {
-    /// Before RoPE `[dim]`, with the attention factor on its turning channels.
+    /// Before the rotary embedding `[dim]`, with the attention factor on its turning channels.
     k0: Arc<[f32]>,
     /// Pairs with a part of `k0`; the others are neither subtracted nor added.
     kept: Arc<[Pair]>,
@@ -23,7 +23,7 @@ pub struct KeyOffset {
 }
 
 impl KeyOffset {
-    /// The offset `k0` `[dim]` (before RoPE, without attention factor) under the layer's rotary embedding.
+    /// The offset `k0` `[dim]` (before the rotary embedding, without attention factor) under the layer's rotary embedding.
     ///
     /// Pairs whose part of `k0` is exactly zero are left out.
     ///
@@ -158,6 +158,7 @@ pub fn phase_table(turns: &[u64]) -> Vec<f32> {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "exact values are the contract")]
 mod tests {
     use super::*;
     use crate::rng;
@@ -185,11 +186,11 @@ mod tests {
         let phasors = Phasors::new(&Rope::new(1e6), 128).unwrap();
         let mut largest = (0f64, 0f64);
         for (trial, first) in [0, 64, 4096, 131_008, 1_048_512].into_iter().enumerate() {
-            let mut k0 = vector(90 + trial as u64, 128, 8.0);
+            let mut k0 = vector(90 + trial as u64, 128, 5.0);
             // Slow pairs of the query point along the constant: logits of several hundred.
             let mut q = vector(70 + trial as u64, 128, 2.0);
             for j in 40..64 {
-                (k0[j], q[j]) = (6.0, 4.3);
+                (k0[j], q[j]) = (5.0, 2.5);
             }
             let offset = KeyOffset::new(&k0, &phasors);
             let mut ab = vec![0.0; 2 * offset.base_pairs()];
@@ -200,8 +201,8 @@ mod tests {
                 largest = (largest.0.max(expected.abs()), largest.1.max(error));
             }
         }
-        assert!(largest.0 > 500.0, "logits of {}", largest.0);
-        assert!(largest.1 <= 8e-5 * largest.0 / 611.0, "error {} at logits of {}", largest.1, largest.0);
+        assert!((500.0..=700.0).contains(&largest.0), "logits of {}", largest.0);
+        assert!(largest.1 <= 8e-5, "error {} at logits of {}", largest.1, largest.0);
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Phasors {
     /// [`Error::Plan`] if an inverse frequency is outside 0..6 or their number does not fit.
     pub fn new(rope: &Rope, key_dim: usize) -> Result<Self> {
         let rotary_dim = rope.rotary_dim(key_dim);
-        if rotary_dim > key_dim || rotary_dim % 2 != 0 {
+        if rotary_dim > key_dim || !rotary_dim.is_multiple_of(2) {
             return Err(Error::plan("rope.dim", rotary_dim, format!("an even number up to {key_dim}")));
         }
         let inv_freq = inverse_frequencies(rope, rotary_dim);
@@ -192,6 +192,7 @@ fn horner(coefficients: &[f64], z: f64) -> f64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "exact values are the contract")]
 mod tests {
     use super::*;
 

@@ -78,7 +78,9 @@ fn reflect(a: &mut [f64], n: usize, r: usize, mut w: Vec<f64>) {
     for (row, &x) in a[r * n..].chunks_exact(n).zip(&w) {
         dots.iter_mut().zip(&row[r..]).for_each(|(dot, y)| *dot += x * y);
     }
-    dots.iter_mut().for_each(|dot| *dot *= beta);
+    for dot in &mut dots {
+        *dot *= beta;
+    }
     for (row, &x) in a[r * n..].chunks_exact_mut(n).zip(&w) {
         row[r..].iter_mut().zip(&dots).for_each(|(y, dot)| *y -= x * dot);
     }

@@ -91,6 +91,9 @@ impl<'a> Tile<'a> {
     }
 
     /// Per-token scales `index` of the 16 tokens.
+    ///
+    /// # Panics
+    /// If the page is shorter than its descriptor says.
     #[must_use]
     pub fn token_scales(&self, index: u32) -> [f32; 16] {
         let slot = index as usize * self.page.slots as usize + self.index * TILE;
@@ -128,7 +131,9 @@ impl<'a> Tile<'a> {
             let blocks = &mut out[first..first + run.channels as usize / 16];
             if run.scale != crate::desc::NONE {
                 let scales = self.token_scales(run.scale);
-                blocks.iter_mut().for_each(|block| scale_tokens(self.side, block, &scales));
+                for block in blocks.iter_mut() {
+                    scale_tokens(self.side, block, &scales);
+                }
             }
             first += blocks.len();
         }
@@ -148,10 +153,14 @@ impl<'a> Tile<'a> {
                 let index = match desc.inner {
                     Inner::None => return,
                     Inner::GroupChannel => self.index * TILE / block_size * n + 16 * b + r,
-                    Inner::TokenBlock => (self.index * TILE + r) * n.div_ceil(block_size) + 16 * b / block_size,
+                    Inner::TokenBlock => {
+                        (self.index * TILE + r) * n.div_ceil(block_size) + 16 * b / block_size
+                    }
                 };
                 let (scale, minimum) = pair(index);
-                row.iter_mut().for_each(|x| *x = *x * scale + minimum);
+                for x in row {
+                    *x = *x * scale + minimum;
+                }
             }
         }
     }
@@ -299,3 +308,6 @@ pub fn decode_slot(
     tile.rebuild(constants, 1 << (slot % TILE), |_| position, &mut blocks, &mut rows);
     out.copy_from_slice(&rows[slot % TILE * width + head * d..][..d]);
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,7 +112,9 @@ impl Transform {
             Self::Hadamard { d, .. } => {
                 self.analyse(q, z);
                 let factor = orthonormal(*d);
-                z.iter_mut().for_each(|v| *v *= factor);
+                for v in z {
+                    *v *= factor;
+                }
             }
             Self::Dense { matrix, d, n } => {
                 assert!(q.len() == *d && z.len() == *n, "vectors of the transform's dimensions");
@@ -153,7 +155,7 @@ fn between_rounds(d: usize) -> f32 {
 
 /// 1 where log2 d is even, 1/2 where it is odd: three rounds then have unit variance.
 fn kappa(d: usize) -> f32 {
-    if d.ilog2() % 2 == 0 { 1.0 } else { 0.5 }
+    if d.ilog2().is_multiple_of(2) { 1.0 } else { 0.5 }
 }
 
 /// What makes three rounds orthonormal.
@@ -167,7 +169,9 @@ fn hadamard(signs: &[f32], d: usize, x: &mut [f32]) {
         x.iter_mut().zip(signs).for_each(|(x, s)| *x *= s);
         walsh_hadamard(x);
         if r + 1 < ROUNDS {
-            x.iter_mut().for_each(|x| *x *= between);
+            for x in &mut *x {
+                *x *= between;
+            }
         }
     }
 }
@@ -271,7 +275,9 @@ mod tests {
         for t in transforms() {
             let mut x = vector(2, t.d());
             let length = norm(&x) as f32;
-            x.iter_mut().for_each(|x| *x /= length);
+            for v in &mut x {
+                *v /= length;
+            }
             let mut y = vec![9.0; t.n()];
             t.analyse(&x, &mut y);
             let variance = (norm(&y) * f64::from(t.unit_factor())).powi(2) / t.d() as f64;

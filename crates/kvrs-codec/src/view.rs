@@ -148,6 +148,9 @@ impl<'a> ViewMut<'a> {
     /// [`Error::Shape`] if an element would lie outside `bytes` or two elements would share bytes.
     pub fn new(what: &str, bytes: &'a mut [u8], geometry: Geometry) -> Result<Self> {
         geometry.check(what, bytes.len())?;
+        if geometry.shape.contains(&0) {
+            return Ok(Self { bytes, geometry });
+        }
         let mut axes: Vec<_> = geometry.shape.iter().zip(geometry.strides).filter(|(n, _)| **n > 1).collect();
         axes.sort_by_key(|(_, s)| s.unsigned_abs());
         let mut reach = 1;
@@ -156,7 +159,7 @@ impl<'a> ViewMut<'a> {
                 let got = format!("{:?} with strides {:?}", geometry.shape, geometry.strides);
                 return Err(Error::shape(what, got, "a tensor whose elements do not overlap"));
             }
-            reach = stride.unsigned_abs() * (extent - 1) + reach;
+            reach += stride.unsigned_abs() * (extent - 1);
         }
         Ok(Self { bytes, geometry })
     }
@@ -245,5 +248,11 @@ mod tests {
         let mut data = bytes(8);
         let g = Geometry { strides: [8, 8, 0, 1], ..Geometry::contiguous(Dtype::F32, [1, 1, 2, 4]) };
         assert!(ViewMut::new("out", &mut data, g).is_err());
+    }
+
+    #[test]
+    fn output_without_elements_overlaps_nowhere() {
+        let g = Geometry::contiguous(Dtype::F32, [1, 4, 0, 32]);
+        assert!(ViewMut::new("out", &mut [], g).is_ok());
     }
 }

@@ -69,7 +69,9 @@ fn run(call: &AttendCall<'_, Chunk>, parallel: bool, target: &Mutex<Target<'_, '
     if parallel {
         units.par_iter().for_each(|unit| context.run_unit(unit, target));
     } else {
-        units.iter().for_each(|unit| context.run_unit(unit, target));
+        for unit in &units {
+            context.run_unit(unit, target);
+        }
     }
 }
 
@@ -152,9 +154,13 @@ impl<'a> Context<'a> {
         let stored = |split: &&[&Entry<Chunk>]| self.stored(unit, split);
         if self.parallel && splits.len() > 1 {
             let parts: Vec<Partial> = splits.par_iter().map(stored).collect();
-            parts.iter().for_each(|part| result.merge(0, part));
+            for part in &parts {
+                result.merge(0, part);
+            }
         } else {
-            splits.iter().for_each(|split| result.merge(0, &stored(split)));
+            for split in &splits {
+                result.merge(0, &stored(split));
+            }
         }
         if self.call.own.is_some() {
             self.add_own(unit, &mut result);

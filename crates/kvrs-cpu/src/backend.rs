@@ -58,7 +58,14 @@ impl Backend for Cpu {
     }
 }
 
-fn store_side(codec: &HeadCodec, side: Side, page: &mut [u8], slot: usize, view: View<'_>, rows: &RawRows<'_>) {
+fn store_side(
+    codec: &HeadCodec,
+    side: Side,
+    page: &mut [u8],
+    slot: usize,
+    view: View<'_>,
+    rows: &RawRows<'_>,
+) {
     let (desc, heads) = (codec.desc.side(side), codec.desc.heads as usize);
     let (run, dim) = (&desc.runs[0], view.shape()[3]);
     let mut row = vec![0.0; heads * dim];

@@ -41,7 +41,9 @@ impl<'a> BaseScores<'a> {
         if run {
             self.add_run(position(0), scores);
         } else {
-            (0..self.slots).filter(|s| live >> s & 1 == 1).for_each(|s| self.add_slot(s, position(s), scores));
+            (0..self.slots)
+                .filter(|s| live >> s & 1 == 1)
+                .for_each(|s| self.add_slot(s, position(s), scores));
         }
     }
 

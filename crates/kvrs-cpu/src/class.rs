@@ -111,7 +111,11 @@ impl<'a> SideReader<'a> {
             for (token, row) in vectors.chunks_exact(width).enumerate() {
                 for (c, &x) in row[part * d..(part + 1) * d].iter().enumerate() {
                     let block = &mut blocks[c / 16];
-                    *if self.side == Side::Key { &mut block[c % 16][token] } else { &mut block[token][c % 16] } = x;
+                    *if self.side == Side::Key {
+                        &mut block[c % 16][token]
+                    } else {
+                        &mut block[token][c % 16]
+                    } = x;
                 }
             }
         }

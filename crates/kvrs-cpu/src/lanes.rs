@@ -119,7 +119,7 @@ mod tests {
             for (q, l) in (0..count).flat_map(|q| (0..40).map(move |l| (q, l))) {
                 let sum: f32 = (0..7).map(|i| weights[q * 9 + 2 + i] * (i * 16 + l.max(3) - 3) as f32).sum();
                 let expected = if (3..19).contains(&l) { 1.0 + sum } else { 1.0 };
-                assert_eq!(got[q * 40 + l], expected);
+                assert_eq!(got[q * 40 + l].to_bits(), expected.to_bits());
             }
         }
     }

@@ -85,7 +85,8 @@ impl ChunkSource for Cpu {
     fn allocate(&self, bytes: usize) -> Result<Chunk> {
         let align = if bytes >= HUGE { HUGE } else { SMALL_ALIGN };
         let failed = || Error::Internal(format!("no chunk of {bytes} bytes could be allocated"));
-        let layout = Layout::from_size_align(bytes, align).ok().filter(|l| l.size() > 0).ok_or_else(failed)?;
+        let layout =
+            Layout::from_size_align(bytes, align).ok().filter(|l| l.size() > 0).ok_or_else(failed)?;
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
         Ok(Chunk(Arc::new(Memory { start, layout })))

@@ -45,7 +45,9 @@ impl Partial {
         let max = sink.map_or(self.max[row], |s| self.max[row].max(s));
         let factor = (self.max[row] - max).exp();
         let sum = self.sum[row] * factor + sink.map_or(0.0, |s| (s - max).exp());
-        out.iter_mut().for_each(|x| *x = *x * factor / sum);
+        for x in out.iter_mut() {
+            *x = *x * factor / sum;
+        }
         (out, max + sum.ln())
     }
 }

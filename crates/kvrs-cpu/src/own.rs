@@ -42,7 +42,8 @@ impl OwnHead {
     ) -> Partial {
         let rows = q.len() / self.key_dim;
         let visibility = Visibility { causal: true, sliding };
-        let mut pass = Pass { rows, group: rows / queries.len(), queries: queries.clone(), visibility, logits };
+        let mut pass =
+            Pass { rows, group: rows / queries.len(), queries: queries.clone(), visibility, logits };
         let (mut running, mut acc) = (Running::new(rows), vec![0.0; rows * self.value_dim]);
         let mut scores = vec![0.0; rows * TILE_KEYS];
         let first = visibility.range(queries.start).start;

@@ -67,7 +67,12 @@ impl PageAt<'_> {
 
 impl<'a> ClassPass<'a> {
     /// Prepares `rows` queries, `read` each as `[key_dim]`.
-    pub(crate) fn new(codec: &'a HeadCodec, rows: usize, key_dim: usize, read: impl Fn(usize, &mut [f32])) -> Self {
+    pub(crate) fn new(
+        codec: &'a HeadCodec,
+        rows: usize,
+        key_dim: usize,
+        read: impl Fn(usize, &mut [f32]),
+    ) -> Self {
         let [key, value] = [Side::Key, Side::Value].map(|side| SideReader::new(codec, side));
         let (parts, slots) = (codec.desc.heads as usize, codec.desc.slots as usize);
         let wide = rows / parts >= PRODUCT_ROWS;
@@ -100,8 +105,13 @@ impl<'a> ClassPass<'a> {
             base.add(page.entry.live(), run, |slot| page.position(slot), &mut self.scratch.scores);
         }
         let wide = !self.scratch.wide.is_empty();
-        if wide { self.scores_by_product(page) } else { self.scores_by_lanes(page) }
-        let rows = self.scratch.scores.chunks_exact_mut(self.slots).zip(self.acc.chunks_exact_mut(self.value.len));
+        if wide {
+            self.scores_by_product(page);
+        } else {
+            self.scores_by_lanes(page);
+        }
+        let rows =
+            self.scratch.scores.chunks_exact_mut(self.slots).zip(self.acc.chunks_exact_mut(self.value.len));
         for (row, (scores, acc)) in rows.enumerate() {
             let mask = page.masks[row / group % page.masks.len()];
             self.running.step(row, logits, scores, mask, acc);
@@ -123,7 +133,13 @@ impl<'a> ClassPass<'a> {
                     lanes.fill(0.0);
                     let channels = blocks[segment.block..][..segment.blocks].as_flattened();
                     add_sums(z, (key.len, segment.at), channels, lanes, (16, 0));
-                    add_scaled(lanes, key.scales(at, segment).unwrap_or([1.0; 16]), scores, self.slots, at.index);
+                    add_scaled(
+                        lanes,
+                        key.scales(at, segment).unwrap_or([1.0; 16]),
+                        scores,
+                        self.slots,
+                        at.index,
+                    );
                 }
             }
         }

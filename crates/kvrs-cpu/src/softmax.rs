@@ -38,7 +38,14 @@ impl Running {
     }
 
     /// Turns up to 64 scores of a row into weights relative to the new maximum and rescales the row's sums.
-    pub(crate) fn step(&mut self, row: usize, logits: Logits, scores: &mut [f32], mask: u64, sums: &mut [f32]) {
+    pub(crate) fn step(
+        &mut self,
+        row: usize,
+        logits: Logits,
+        scores: &mut [f32],
+        mask: u64,
+        sums: &mut [f32],
+    ) {
         logits.apply(scores, mask);
         let (old, new) = (self.max[row], self.max[row].max(max(scores)));
         if new == f32::NEG_INFINITY {
@@ -49,7 +56,9 @@ impl Running {
             let factor = exp(old - new);
             self.max[row] = new;
             self.sum[row] *= factor;
-            sums.iter_mut().for_each(|x| *x *= factor);
+            for x in sums {
+                *x *= factor;
+            }
         }
         self.sum[row] += exp_sum(scores, new);
     }

@@ -1,5 +1,7 @@
 //! Attention on packed pages against its definition in f64 over decoded slots.
 
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
 mod common;
 
 use common::exact;
@@ -37,7 +39,7 @@ impl Case {
         let mut rng = Rng(seed);
         let layer = layer(&mut rng);
         let rows = 1 + rng.below(2);
-        let width = rng.pick(&[1, 1, 3, 20, 70]);
+        let width = rng.pick(&[1, 1, 1, 3, 3, 20, 20, 70, 150]);
         let own = rng.coin();
         let lengths: Vec<usize> = (0..rows).map(|_| rng.below(most_tokens)).collect();
         let columns: Vec<Vec<usize>> = lengths
@@ -72,7 +74,7 @@ impl Case {
         let causal = own.is_some() || rng.coin();
         let softcap = rng.pick(&[None, None, Some(8.0)]);
         let sinks = rng.coin().then(|| rng.vector(shape.query_heads, 4.0));
-        Self { tables, lengths, columns, q, own, causal, softcap, sinks, layer }
+        Self { layer, tables, lengths, columns, q, own, causal, softcap, sinks }
     }
 
     fn call(&self) -> AttendCall<'_, Chunk> {
@@ -81,7 +83,11 @@ impl Case {
             start: 1000 * i as i64,
             length: self.lengths[i],
             columns: self.columns[i].clone(),
-            first_index: if self.own.is_some() { self.lengths[i] } else { self.lengths[i] - self.columns[i].len() },
+            first_index: if self.own.is_some() {
+                self.lengths[i]
+            } else {
+                self.lengths[i] - self.columns[i].len()
+            },
         };
         AttendCall {
             layer: &self.layer,
@@ -114,11 +120,15 @@ impl Case {
         for (i, (got, expected)) in out.as_chunks().0.iter().zip(&exact.out).enumerate() {
             let got = f64::from(f32::from_le_bytes(*got));
             let error = (got - expected).abs();
-            assert!(error <= bound * largest, "element {i}: {got} for {expected}, max {largest}, bound {bound}");
+            assert!(
+                error <= bound * largest,
+                "element {i}: {got} for {expected}, max {largest}, bound {bound}"
+            );
         }
         for (got, &expected) in lse.iter().zip(&exact.lse) {
             let got = f64::from(f32::from_bits(*got));
-            assert!(got == expected || (got - expected).abs() <= 2.0 * bound, "lse {got} for {expected}");
+            let both_empty = got == f64::NEG_INFINITY && expected == f64::NEG_INFINITY;
+            assert!(both_empty || (got - expected).abs() <= 2.0 * bound, "lse {got} for {expected}");
         }
     }
 }
@@ -141,8 +151,8 @@ proptest! {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let cpus = [1, 2, 4].map(|threads| Cpu::new(Some(threads)).unwrap());
-    for seed in 0..6 {
-        let case = Case::random(seed, 7000, false);
+    for seed in 0..4 {
+        let case = Case::random(seed, 3000, false);
         let first = case.run(&cpus[0]);
         for cpu in cpus.iter().chain(&cpus) {
             assert!(case.run(cpu) == first, "seed {seed} with {} threads", cpu.threads());

@@ -25,6 +25,15 @@ pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     usize::try_from(number).map_err(wrong)
 }
 
+/// A number, or nothing.
+pub(crate) fn number(what: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<f32>> {
+    let Some(value) = value else { return Ok(None) };
+    match value.extract::<f64>() {
+        Ok(number) if !value.is_instance_of::<PyBool>() => Ok(Some(number as f32)),
+        _ => Err(wrong_type(what, value, "None or a number")),
+    }
+}
+
 /// The index of a layer or head below `end`.
 pub(crate) fn index(what: &str, value: &Bound<'_, PyAny>, end: usize) -> PyResult<usize> {
     let number = integer(what, value)?;
@@ -51,7 +60,11 @@ pub(crate) fn sequences(value: &Bound<'_, PyAny>) -> PyResult<Vec<SeqId>> {
 }
 
 /// `[rows, columns]` bools: any DLPack object of type bool, or nested lists.
-pub(crate) fn mask(value: Option<&Bound<'_, PyAny>>, rows: usize, columns: usize) -> PyResult<Option<Vec<bool>>> {
+pub(crate) fn mask(
+    value: Option<&Bound<'_, PyAny>>,
+    rows: usize,
+    columns: usize,
+) -> PyResult<Option<Vec<bool>>> {
     let Some(value) = value else { return Ok(None) };
     let py = value.py();
     let (shape, flat) = if is_tensor(value) {
@@ -61,8 +74,9 @@ pub(crate) fn mask(value: Option<&Bound<'_, PyAny>>, rows: usize, columns: usize
         }
         (tensor.shape().to_vec(), tensor.elements(|[byte]| byte != 0))
     } else {
-        let nested: Vec<Vec<bool>> =
-            value.extract().map_err(|_| wrong_type("mask", value, "a bool tensor [B, T] or nested lists of bools"))?;
+        let nested: Vec<Vec<bool>> = value
+            .extract()
+            .map_err(|_| wrong_type("mask", value, "a bool tensor [B, T] or nested lists of bools"))?;
         (shape_of("mask", py, &nested)?, nested.concat())
     };
     check_shape(py, "mask", &shape, rows, columns)?;
@@ -115,7 +129,10 @@ pub(crate) fn sink_logits(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<V
 }
 
 /// One constant per layer: `None`, or a list of `None` and float tensors `[heads, dim]`.
-pub(crate) fn constants(what: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Option<Vec<f32>>>>> {
+pub(crate) fn constants(
+    what: &str,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<Vec<Option<Vec<f32>>>>> {
     let Some(value) = value else { return Ok(None) };
     let Ok(items) = value.try_iter() else {
         return Err(wrong_type(what, value, "a list with one float array [heads, dim] or None a layer"));

@@ -59,7 +59,11 @@ impl Buffer {
     /// Zeros of that shape.
     pub(crate) fn zeros(element: Element, shape: &[usize]) -> Self {
         let len_bytes = shape.iter().product::<usize>() * element.size();
-        Self { words: vec![0; len_bytes.div_ceil(8)], shape: shape.iter().map(|&n| n as i64).collect(), element }
+        Self {
+            words: vec![0; len_bytes.div_ceil(8)],
+            shape: shape.iter().map(|&n| n as i64).collect(),
+            element,
+        }
     }
 
     /// `values` in that shape.
@@ -117,7 +121,9 @@ impl Buffer {
         }
         let array = Bound::new(py, Array(buffer))?.into_any();
         match loaded_torch(py)? {
-            Some(torch) if like.is_instance(&torch.getattr("Tensor")?)? => torch.call_method1("from_dlpack", (array,)),
+            Some(torch) if like.is_instance(&torch.getattr("Tensor")?)? => {
+                torch.call_method1("from_dlpack", (array,))
+            }
             _ => Ok(array),
         }
     }
@@ -141,7 +147,10 @@ fn loaded_torch(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 fn numpy_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    array.py().import(intern!(array.py(), "numpy"))?.call_method1(intern!(array.py(), "from_dlpack"), (array,))
+    array
+        .py()
+        .import(intern!(array.py(), "numpy"))?
+        .call_method1(intern!(array.py(), "from_dlpack"), (array,))
 }
 
 /// A result for queries that did not come from torch.
@@ -215,12 +224,12 @@ impl Array {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
+        stream: Option<&Bound<'py, PyAny>>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(u32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        export_dlpack(self, py, ExportRequest::parse(stream.as_ref(), max_version, dl_device, copy)?)
+        export_dlpack(self, py, ExportRequest::parse(stream, max_version, dl_device, copy)?)
     }
 
     #[allow(clippy::unused_self, reason = "a method by protocol")]

@@ -41,7 +41,10 @@ impl Tensor {
         check_device(py, what, tensor.device())?;
         let (extents, steps) = (tensor.shape(), tensor.strides_or_compact().map_err(broken)?);
         if extents.len() != rank {
-            return Err(raise(py, &Error::shape(what, format!("{extents:?}"), format!("{rank} dimensions {axes}"))));
+            return Err(raise(
+                py,
+                &Error::shape(what, format!("{extents:?}"), format!("{rank} dimensions {axes}")),
+            ));
         }
         let mut shape = [1; MAX_RANK];
         shape.iter_mut().zip(extents).for_each(|(to, &extent)| *to = extent as usize);
@@ -168,8 +171,8 @@ fn reach(shape: &[usize], strides: &[isize], size: usize) -> Option<(usize, usiz
     let (mut below, mut above) = (0_usize, size);
     for (&extent, &stride) in shape.iter().zip(strides) {
         let far = (extent - 1).checked_mul(stride.unsigned_abs())?.checked_mul(size)?;
-        let side = if stride < 0 { &mut below } else { &mut above };
-        *side = side.checked_add(far)?;
+        let end = if stride < 0 { &mut below } else { &mut above };
+        *end = end.checked_add(far)?;
     }
     let span = below.checked_add(above)?;
     (isize::try_from(span).is_ok()).then_some((below, span))

@@ -60,10 +60,12 @@ impl Plan {
     }
 
     #[staticmethod]
+    #[allow(clippy::needless_pass_by_value, reason = "extracted from Python by value")]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         enter(py, || kvrs::Plan::load(&path)).map(Self)
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "extracted from Python by value")]
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         enter(py, || self.0.save(&path))
     }

@@ -221,8 +221,8 @@ impl KVStore {
         q: &Bound<'py, PyAny>,
         seqs: &Bound<'py, PyAny>,
         causal: bool,
-        scale: Option<f32>,
-        softcap: Option<f32>,
+        scale: Option<&Bound<'py, PyAny>>,
+        softcap: Option<&Bound<'py, PyAny>>,
         sink_logits: Option<&Bound<'py, PyAny>>,
         mask: Option<&Bound<'py, PyAny>>,
         return_lse: bool,
@@ -231,7 +231,7 @@ impl KVStore {
         let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
         let query = Tensor::new("q", q, 4, Q)?;
         let mask = args::mask(mask, query.shape()[0], query.shape()[2])?;
-        let scoring = Scoring { causal, scale, softcap, sink_logits: args::sink_logits(sink_logits)? };
+        let scoring = Scoring::new(causal, scale, softcap, sink_logits)?;
         let dtype = query.float(py, "q")?;
         let mut outputs = Outputs::new((&query, dtype), self.layers()[layer].value_dim, out, return_lse)?;
         let queries = scoring.queries(py, &query, mask.as_deref())?;
@@ -251,21 +251,22 @@ impl KVStore {
         seqs: &Bound<'py, PyAny>,
         mask: Option<&Bound<'py, PyAny>>,
         positions: Option<&Bound<'py, PyAny>>,
-        scale: Option<f32>,
-        softcap: Option<f32>,
+        scale: Option<&Bound<'py, PyAny>>,
+        softcap: Option<&Bound<'py, PyAny>>,
         sink_logits: Option<&Bound<'py, PyAny>>,
         return_lse: bool,
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
         let (query, new) = (Tensor::new("q", q, 4, Q)?, NewTokens::import(k, v, mask, positions)?);
-        let scoring = Scoring { causal: true, scale, softcap, sink_logits: args::sink_logits(sink_logits)? };
+        let scoring = Scoring::new(true, scale, softcap, sink_logits)?;
         let dtype = query.float(py, "q")?;
         let mut outputs = Outputs::new((&query, dtype), self.layers()[layer].value_dim, out, return_lse)?;
         let (queries, tokens) = (scoring.queries(py, &query, None)?, new.tokens(py)?);
         let inputs = [("q", &query), ("k", &new.k), ("v", &new.v)];
         let (mut view, lse) = outputs.borrow(py, dtype, &inputs)?;
-        let work = || store.extend(layer, &seqs, &queries, &tokens, &mut view, lse).map(|()| store.take_warnings());
+        let work =
+            || store.extend(layer, &seqs, &queries, &tokens, &mut view, lse).map(|()| store.take_warnings());
         let warnings = enter(py, work)?;
         warn(py, warnings)?;
         outputs.into_python(q)
@@ -277,7 +278,12 @@ impl KVStore {
     }
 
     #[pyo3(signature = (seq, layer=None))]
-    fn length(&self, py: Python<'_>, seq: &Bound<'_, PyAny>, layer: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+    fn length(
+        &self,
+        py: Python<'_>,
+        seq: &Bound<'_, PyAny>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
         let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
         let layer = layer.map(|layer| self.layer(layer)).transpose()?;
         enter(py, || store.length(seq, layer))
@@ -378,7 +384,26 @@ impl KVStore {
 }
 
 impl Scoring {
-    fn queries<'a>(&'a self, py: Python<'_>, q: &'a Tensor, mask: Option<&'a [bool]>) -> PyResult<Queries<'a>> {
+    fn new(
+        causal: bool,
+        scale: Option<&Bound<'_, PyAny>>,
+        softcap: Option<&Bound<'_, PyAny>>,
+        sink_logits: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            causal,
+            scale: args::number("scale", scale)?,
+            softcap: args::number("softcap", softcap)?,
+            sink_logits: args::sink_logits(sink_logits)?,
+        })
+    }
+
+    fn queries<'a>(
+        &'a self,
+        py: Python<'_>,
+        q: &'a Tensor,
+        mask: Option<&'a [bool]>,
+    ) -> PyResult<Queries<'a>> {
         Ok(Queries {
             q: q.view(py, "q")?,
             causal: self.causal,

@@ -57,8 +57,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], cache: Any, new: int, 
         max_new_tokens=new,
         output_logits=True,
         return_dict_in_generate=True,
-        **{"do_sample": False, CACHE_ARGUMENT: cache},
-        **options,
+        **{"do_sample": False, CACHE_ARGUMENT: cache, **options},
     )
 
 

@@ -69,7 +69,7 @@ fn descend(mut levels: Vec<i32>, step: f64, limit: i32) -> (f64, Vec<i32>, f64) 
     loop {
         let best = neighbours(&levels, limit)
             .into_iter()
-            .map(|near| (best_step(&near, step, 6), near))
+            .map(|near| (best_step(&near, step, 3), near))
             .min_by(|a, b| a.0.0.total_cmp(&b.0.0))
             .expect("a book has neighbours");
         if best.0.0 >= loss - 1e-13 {
@@ -80,16 +80,18 @@ fn descend(mut levels: Vec<i32>, step: f64, limit: i32) -> (f64, Vec<i32>, f64) 
 }
 
 fn neighbours(levels: &[i32], limit: i32) -> Vec<Vec<i32>> {
-    let moves = |i: usize| [(i, -1), (i, 1)];
-    let all: Vec<(usize, i32)> = (0..levels.len()).flat_map(moves).collect();
+    let both = |i: usize| [(i, -1), (i, 1)];
+    let singles: Vec<(usize, i32)> = (0..levels.len()).flat_map(both).collect();
     let moved = |steps: &[(usize, i32)]| {
         let mut near = levels.to_vec();
-        steps.iter().for_each(|&(i, by)| near[i] += by);
+        for &(i, by) in steps {
+            near[i] += by;
+        }
         near
     };
-    let pairs = all.iter().enumerate().flat_map(|(i, a)| all[i + 1..].iter().map(move |b| [*a, *b]));
+    let pairs = singles.iter().enumerate().flat_map(|(i, a)| singles[i + 1..].iter().map(move |b| [*a, *b]));
     let sound = |n: &Vec<i32>| n[0] > 0 && n.windows(2).all(|w| w[0] < w[1]) && n[n.len() - 1] <= limit;
-    all.iter().map(|a| moved(&[*a])).chain(pairs.map(|p| moved(&p))).filter(sound).collect()
+    singles.iter().map(|a| moved(&[*a])).chain(pairs.map(|p| moved(&p))).filter(sound).collect()
 }
 
 /// The best int8 levels: the Lloyd-Max book rounded at every top level, the best few improved by [`descend`].
@@ -108,7 +110,7 @@ fn int_levels(bits: u32) -> (Vec<i32>, f64) {
     let rank = |loss: f64, levels: &[i32]| ((loss * 1e12).round() as i64, -levels[levels.len() - 1]);
     let start_step = |levels: &[i32]| top / f64::from(levels[levels.len() - 1]);
     starts.sort_by_cached_key(|levels| rank(best_step(levels, start_step(levels), 12).0, levels));
-    let tries = if bits <= 4 { 8 } else { 2 };
+    let tries = if bits <= 4 { 8 } else { 1 };
     let found = starts.into_iter().take(tries).map(|levels| {
         let step = start_step(&levels);
         descend(levels, step, limit)

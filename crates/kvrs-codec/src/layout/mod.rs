@@ -118,20 +118,19 @@ pub fn copy_slot(page: &PageDesc, from: (&[u8], usize), to: (&mut [u8], usize)) 
     }
 }
 
-fn copy_token(side: Side, run: &RunDesc, from: (&[u8], usize), to: (&mut [u8], usize)) {
-    let channels = run.channels as usize;
+fn copy_token(side: Side, run: &RunDesc, (from, token): (&[u8], usize), to: (&mut [u8], usize)) {
+    let (channels, (to, to_token)) = (run.channels as usize, to);
     if run.width == 16 {
-        let size = 2 * channels;
-        let (a, b) = (from.1 * size, to.1 * size);
-        to.0[b..b + size].copy_from_slice(&from.0[a..a + size]);
+        let row = 2 * channels;
+        to[to_token * row..][..row].copy_from_slice(&from[token * row..][..row]);
         return;
     }
     for block in 0..channels / TILE {
         let (mut source, mut target) = ([0; 256], [0; 256]);
-        unpack_block(side, run.width, from.0, block, channels, &mut source);
-        unpack_block(side, run.width, to.0, block, channels, &mut target);
-        target[to.1 * TILE..][..TILE].copy_from_slice(&source[from.1 * TILE..][..TILE]);
-        pack_block(side, run.width, &target, to.0, block, channels);
+        unpack_block(side, run.width, from, block, channels, &mut source);
+        unpack_block(side, run.width, to, block, channels, &mut target);
+        target[to_token * TILE..][..TILE].copy_from_slice(&source[token * TILE..][..TILE]);
+        pack_block(side, run.width, &target, to, block, channels);
     }
 }
 

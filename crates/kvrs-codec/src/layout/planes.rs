@@ -36,7 +36,7 @@ impl Planes {
     }
 
     /// Bits of plane 1 for the fields: with width 3 the bit lands in the half of the nibble that plane 2 leaves free.
-    fn one_bits(&self, width: u32) -> [u32; 4] {
+    fn one_bits(width: u32) -> [u32; 4] {
         if width == 3 { [2, 0, 3, 1] } else { [0, 1, 2, 3] }
     }
 }
@@ -83,7 +83,7 @@ pub fn unpack_cells(width: u32, tile: &[u8], block: usize, run_channels: usize, 
 }
 
 fn unpack_one(planes: &Planes, width: u32, at: usize, tile: &[u8], low: u32, cells: &mut Cells) {
-    let bits = planes.one_bits(width);
+    let bits = Planes::one_bits(width);
     if planes.lone {
         let bytes: &[u8; 32] = unit(tile, at);
         for (field, bit) in cells.iter_mut().zip(bits) {
@@ -132,7 +132,7 @@ pub fn pack_cells(width: u32, cells: &Cells, tile: &mut [u8], block: usize, run_
 }
 
 fn pack_one(planes: &Planes, width: u32, at: usize, tile: &mut [u8], low: u32, cells: &Cells) {
-    let bits = planes.one_bits(width);
+    let bits = Planes::one_bits(width);
     let nibble = |i: usize| (0..4).fold(0, |n, z| n | (cells[z][i] >> low & 1) << bits[z]);
     if planes.lone {
         let bytes: &mut [u8; 32] = unit_mut(tile, at);

@@ -15,6 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
+#[expect(clippy::unnecessary_wraps, reason = "every codec's builder may fail")]
 fn build(_: &Settings<'_>, context: &SideContext<'_>, _: &mut ConstantCache) -> Result<SideBuild> {
     Ok(side(context.d, context.window))
 }

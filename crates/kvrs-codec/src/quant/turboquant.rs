@@ -64,16 +64,16 @@ fn build(settings: &Settings<'_>, context: &SideContext<'_>, cache: &mut Constan
     })?;
     let default = if context.side == Side::Key { ScaleRule::Unbiased } else { ScaleRule::Norm };
     let (runs, lut8) = runs(&parts);
-    let (offset, mean) = cache.centre(context)?;
+    let centre = cache.centre(context)?;
     let books = parts.iter().map(|&(width, _)| *Book::gaussian(width)).collect();
     let encoder = ScaledEncoder { rule: parsed.scale.unwrap_or(default), books };
-    let base_pairs = offset.as_ref().map_or(0, crate::offset::KeyOffset::base_pairs);
+    let base_pairs = centre.base_pairs();
     let codec = SideCodec {
         transform: rotation(context, parsed.dense, cache),
         lut8: cache.levels(lut8),
         lut32: [].into(),
-        offset,
-        mean,
+        offset: centre.offset,
+        mean: centre.mean,
         rope: None,
         encoder: Some(Arc::new(encoder)),
     };
@@ -100,7 +100,7 @@ fn rotation(context: &SideContext<'_>, dense: bool, cache: &mut ConstantCache) -
 /// `None` if that is no channel or all of them.
 fn split(bits: f64, d: usize) -> Option<Vec<(u32, usize)>> {
     let (low, n) = (bits.floor(), d.next_multiple_of(16));
-    if low == bits {
+    if bits - low <= 0.0 {
         return Some(vec![(bits as u32, n)]);
     }
     // Exact: bits are at least 1, so the fraction is a multiple of 2^-52.

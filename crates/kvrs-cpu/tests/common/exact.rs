@@ -5,10 +5,10 @@ use kvrs_cpu::Cpu;
 use kvrs_cpu::memory::Chunk;
 
 /// Outputs `[rows][query heads][columns][value_dim]`, log-sum-exps, and the largest |logit|.
-pub struct Exact {
-    pub out: Vec<f64>,
-    pub lse: Vec<f64>,
-    pub max_logit: f64,
+pub(crate) struct Exact {
+    pub(crate) out: Vec<f64>,
+    pub(crate) lse: Vec<f64>,
+    pub(crate) max_logit: f64,
 }
 
 /// A visible token: index, key, value.
@@ -42,7 +42,7 @@ fn own(call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
     columns.map(|(r, &column)| (first + r, read(k, column), read(v, column))).collect()
 }
 
-pub fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
+pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
     let [rows, heads, columns, key_dim] = call.q.shape();
     let (shape, dim) = (&call.layer.shape, call.layer.shape.value_dim);
     let mut exact = Exact {

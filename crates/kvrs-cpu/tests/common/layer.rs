@@ -13,7 +13,7 @@ use std::sync::Arc;
 const LUT: usize = 256;
 
 /// A random layer of two classes, raw and packed.
-pub fn layer(rng: &mut Rng) -> LayerCodec {
+pub(crate) fn layer(rng: &mut Rng) -> LayerCodec {
     let dims = [64, 80, 100, 128, 256];
     let heads_per_group = rng.pick(&[1, 1, 1, 2]);
     let kv_heads = heads_per_group * (1 + rng.below(2));
@@ -36,7 +36,8 @@ fn raw(rng: &mut Rng, shape: &LayerShape, heads: u32) -> HeadCodec {
     let elem = rng.pick(&[Elem::F16, Elem::Bf16]);
     let side = |d: usize| {
         let width = d * heads as usize;
-        let run = RunDesc { width: 16, elem, channels: width.next_multiple_of(16) as u32, scale: NONE, ..run(0) };
+        let run =
+            RunDesc { width: 16, elem, channels: width.next_multiple_of(16) as u32, scale: NONE, ..run(0) };
         (blank(d, heads, vec![run]), constants(Transform::Identity { d }))
     };
     assemble(16, 16, heads, side(shape.key_dim), side(shape.value_dim))
@@ -137,7 +138,7 @@ fn positional(rng: &mut Rng, d: usize, desc: &mut SideDesc, codec: &mut SideCode
 
 /// Runs of falling width whose slices of the prepared vector stand in reverse order.
 fn random_runs(rng: &mut Rng) -> Vec<RunDesc> {
-    let mut widths: Vec<u32> = (0..1 + rng.below(4)).map(|_| rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16])).collect();
+    let mut widths: Vec<u32> = (0..=rng.below(4)).map(|_| rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16])).collect();
     widths.sort_unstable_by(|a, b| b.cmp(a));
     let mut runs: Vec<RunDesc> = widths.iter().map(|&width| random_run(rng, width)).collect();
     let (mut at, mut vec_at) = (0, runs.iter().map(|r| r.channels).sum::<u32>());
@@ -168,7 +169,8 @@ fn random_run(rng: &mut Rng, width: u32) -> RunDesc {
 fn scales(rng: &mut Rng, side: Side, group: u32, desc: &mut SideDesc) {
     desc.scales = rng.below(3) as u32;
     for run in &mut desc.runs {
-        run.scale = if desc.scales > 0 && rng.below(4) > 0 { rng.below(desc.scales as usize) as u32 } else { NONE };
+        run.scale =
+            if desc.scales > 0 && rng.below(4) > 0 { rng.below(desc.scales as usize) as u32 } else { NONE };
     }
     if rng.below(3) == 0 {
         let sizes = [16, 32, 64];
@@ -186,7 +188,13 @@ fn scales(rng: &mut Rng, side: Side, group: u32, desc: &mut SideDesc) {
 }
 
 /// Lays the sides out in a page and validates it.
-fn assemble(slots: u32, group: u32, heads: u32, key: (SideDesc, SideCodec), value: (SideDesc, SideCodec)) -> HeadCodec {
+fn assemble(
+    slots: u32,
+    group: u32,
+    heads: u32,
+    key: (SideDesc, SideCodec),
+    value: (SideDesc, SideCodec),
+) -> HeadCodec {
     let mut at = 0;
     let mut place = |bytes: u32| {
         at += bytes.next_multiple_of(32);

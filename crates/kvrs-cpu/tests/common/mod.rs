@@ -1,19 +1,19 @@
 //! Random layers and stores, and attention by its definition in f64.
-#![allow(dead_code)] // every test binary uses a part
+#![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part, and tests may panic
 
-pub mod exact;
-pub mod layer;
-pub mod pages;
+pub(crate) mod exact;
+pub(crate) mod layer;
+pub(crate) mod pages;
 
 use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, View};
 
 /// `SplitMix64`.
 #[derive(Debug, Clone)]
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -21,45 +21,45 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
-    pub fn coin(&mut self) -> bool {
+    pub(crate) fn coin(&mut self) -> bool {
         self.below(2) == 1
     }
 
     /// Uniform in -1..1.
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / 2f32.powi(23) - 1.0
     }
 
-    pub fn vector(&mut self, n: usize, factor: f32) -> Vec<f32> {
+    pub(crate) fn vector(&mut self, n: usize, factor: f32) -> Vec<f32> {
         (0..n).map(|_| self.unit() * factor).collect()
     }
 }
 
 /// A contiguous f32 tensor.
-pub struct Tensor {
-    pub shape: [usize; 4],
+pub(crate) struct Tensor {
+    pub(crate) shape: [usize; 4],
     bytes: Vec<u8>,
 }
 
 impl Tensor {
-    pub fn random(rng: &mut Rng, shape: [usize; 4], factor: f32) -> Self {
+    pub(crate) fn random(rng: &mut Rng, shape: [usize; 4], factor: f32) -> Self {
         let values = rng.vector(shape.iter().product(), factor);
         Self { shape, bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect() }
     }
 
-    pub fn view(&self) -> View<'_> {
+    pub(crate) fn view(&self) -> View<'_> {
         View::new("x", &self.bytes, Geometry::contiguous(Dtype::F32, self.shape)).unwrap()
     }
 
-    pub fn row(&self, at: [usize; 3]) -> Vec<f32> {
+    pub(crate) fn row(&self, at: [usize; 3]) -> Vec<f32> {
         let mut row = vec![0.0; self.shape[3]];
         self.view().read_row(at, &mut row);
         row

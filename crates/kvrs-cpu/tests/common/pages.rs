@@ -13,25 +13,25 @@ use std::sync::Arc;
 
 /// How the tokens of a sequence are kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Stored {
-    pub tokens: usize,
-    pub sinks: usize,
+pub(crate) struct Stored {
+    pub(crate) tokens: usize,
+    pub(crate) sinks: usize,
     /// Full groups that are sealed.
-    pub sealed: usize,
+    pub(crate) sealed: usize,
     /// Whether bytes of dead and of unfilled slots are 0xFF.
-    pub poison: bool,
+    pub(crate) poison: bool,
 }
 
 impl Stored {
     /// As much sealed as leaves `recent` tokens.
-    pub fn new(tokens: usize, sinks: usize, recent: usize, group: usize) -> Self {
+    pub(crate) fn new(tokens: usize, sinks: usize, recent: usize, group: usize) -> Self {
         let sinks = sinks.min(tokens);
         Self { tokens, sinks, sealed: (tokens - sinks).saturating_sub(recent) / group, poison: false }
     }
 }
 
 /// A table of head group `group` with random content; tokens for which `keep` is false are dead.
-pub fn table(
+pub(crate) fn table(
     rng: &mut Rng,
     cpu: &Arc<Cpu>,
     layer: &LayerCodec,
@@ -44,7 +44,8 @@ pub fn table(
     let slots = packed.desc.slots as usize;
     let mut table = Table::default();
     let fresh = |codec: &HeadCodec| {
-        let mut page = arena.reserve("page", &[(codec.desc.page_bytes, 1)]).unwrap().take(codec.desc.page_bytes);
+        let mut page =
+            arena.reserve("page", &[(codec.desc.page_bytes, 1)]).unwrap().take(codec.desc.page_bytes);
         bytes_mut(&mut page).fill(if stored.poison { 0xFF } else { 0 });
         page
     };
@@ -86,7 +87,15 @@ fn fill(rng: &mut Rng, codec: &HeadCodec, page: &mut Page<Chunk>, slots: std::op
         let s = desc.side(side);
         for run in &s.runs {
             for slot in slots.clone() {
-                fill_codes(rng, run.elem, side, run.width, &mut bytes[run_range(desc, side, run, slot / TILE)], slot % TILE, run.channels as usize);
+                fill_codes(
+                    rng,
+                    run.elem,
+                    side,
+                    run.width,
+                    &mut bytes[run_range(desc, side, run, slot / TILE)],
+                    slot % TILE,
+                    run.channels as usize,
+                );
             }
         }
         for (i, slot) in (0..s.scales as usize).flat_map(|i| slots.clone().map(move |slot| (i, slot))) {
@@ -112,7 +121,15 @@ fn fill(rng: &mut Rng, codec: &HeadCodec, page: &mut Page<Chunk>, slots: std::op
     }
 }
 
-fn fill_codes(rng: &mut Rng, elem: Elem, side: Side, width: u32, tile: &mut [u8], token: usize, channels: usize) {
+fn fill_codes(
+    rng: &mut Rng,
+    elem: Elem,
+    side: Side,
+    width: u32,
+    tile: &mut [u8],
+    token: usize,
+    channels: usize,
+) {
     if width == 16 {
         for word in tile[2 * token * channels..][..2 * channels].as_chunks_mut().0 {
             *word = ((rng.bits() as u16) & 0xBFFF).to_le_bytes(); // below 2
@@ -124,7 +141,14 @@ fn fill_codes(rng: &mut Rng, elem: Elem, side: Side, width: u32, tile: &mut [u8]
     set_codes(side, width, tile, token, channels, || rng.bits() as u8 & mask);
 }
 
-fn set_codes(side: Side, width: u32, tile: &mut [u8], token: usize, channels: usize, mut code: impl FnMut() -> u8) {
+fn set_codes(
+    side: Side,
+    width: u32,
+    tile: &mut [u8],
+    token: usize,
+    channels: usize,
+    mut code: impl FnMut() -> u8,
+) {
     for block in 0..channels / 16 {
         let mut codes = [0; 256];
         unpack_block(side, width, tile, block, channels, &mut codes);
@@ -139,11 +163,14 @@ fn poison(codec: &HeadCodec, page: &mut Page<Chunk>, slot: usize) {
     for side in [Side::Key, Side::Value] {
         let s = desc.side(side);
         for run in &s.runs {
-            let (tile, channels) = (&mut bytes[run_range(desc, side, run, slot / TILE)], run.channels as usize);
+            let (tile, channels) =
+                (&mut bytes[run_range(desc, side, run, slot / TILE)], run.channels as usize);
             if run.width == 16 {
                 tile[2 * (slot % TILE) * channels..][..2 * channels].fill(0xFF);
             } else {
-                set_codes(side, run.width, tile, slot % TILE, channels, || (1u16 << run.width).wrapping_sub(1) as u8);
+                set_codes(side, run.width, tile, slot % TILE, channels, || {
+                    (1u16 << run.width).wrapping_sub(1) as u8
+                });
             }
         }
         for i in 0..s.scales as usize {
