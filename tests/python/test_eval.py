@@ -112,7 +112,12 @@ def test_a_wrong_specification_says_what_is_allowed(line: str, message: str) -> 
 
 def test_switching_the_offset_off_leaves_the_biases_in_the_keys() -> None:
     config = transformers.Qwen2Config(
-        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

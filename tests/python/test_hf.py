@@ -394,4 +394,9 @@ def test_gemma_generates_what_the_rounded_cache_generates(gemma: Any, lengths: t
     model, _ = gemma
     inputs = generation.left_padded("gemma", lengths)
     ours = generate(model, inputs, kvrs.hf.KVCache(model, raw_plan(model)), new=32)
-    assert_same(ours, generate(model, inputs, RoundedCache(config=model.config), new=32))
+    reference = generate(model, inputs, RoundedCache(config=model.config), new=32)
+    found = generation.difference(ours, reference)
+    assert found["equal_tokens"]
+    assert found["first_logit_difference"] <= 1e-3
+    # Rounding edges (see `generation.difference`) let any two correct caches drift apart by about 1e-3.
+    assert found["largest_logit_difference"] <= 1e-3 * found["largest_logit"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 MIB = 2**20
-LAST_CHUNK = MIB
+LAST_CHUNK = 256 * 1024
 TOKENS = 16384
 
 # The shape of Qwen2.5-Coder-1.5B, and one layer of random tokens that serves all layers.
@@ -92,7 +92,6 @@ def test_a_plan_knows_the_bytes_before_anything_is_run(tokens: int, batch: int, 
         for field in ("bytes_codes", "bytes_scales", "bytes_window", "bytes_tables"):
             assert getattr(promised, field) == getattr(stats, field), field
     # A call reserves its worst case first, so the last chunk may have been opened for pages that went back.
-    print(promised.bytes_total - stats.bytes_total, promised.bytes_total)
     assert abs(promised.bytes_total - stats.bytes_total) <= 0.03 * stats.bytes_total + LAST_CHUNK
 
 
@@ -120,6 +119,7 @@ def test_capacity_is_a_hard_limit_at_each_step_and_nearly_all_of_it_is_used() ->
     store = kvrs.KVStore(kvrs.Plan(shape, kvrs.TurboQuant(4), kvrs.TurboQuant(4)), capacity=capacity)
     seqs = store.new()
     k = np.random.default_rng(0).standard_normal((1, 2, 61, 64), np.float32)
+
     def step() -> None:
         for layer in range(3):
             store.append(layer, k, k, seqs)

@@ -1,6 +1,10 @@
 //! The store against the naive one, whatever the order of the calls.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
-use kvrs::{CodecSpec, Cpu, Dtype, Error, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId, Tokens};
+use kvrs::{
+    CodecSpec, Cpu, Dtype, Error, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId,
+    Tokens,
+};
 use kvrs_testkit::pair::{Step, threads};
 use kvrs_testkit::{Noise, Pair, Tensor};
 use proptest::prelude::*;
@@ -44,7 +48,11 @@ impl std::fmt::Debug for Drawn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let spec = self.0.spec();
         let (keys, values, offset) = (&spec.keys[0], &spec.values[0], spec.key_offset.is_some());
-        write!(f, "keys {keys}, values {values}, sinks {}, recent {}, offset {offset}", spec.sinks, spec.recent)
+        write!(
+            f,
+            "keys {keys}, values {values}, sinks {}, recent {}, offset {offset}",
+            spec.sinks, spec.recent
+        )
     }
 }
 
@@ -87,7 +95,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn mask(rows: usize, tokens: usize, padding: u64) -> Vec<bool> {
     let mut noise = Noise::new(padding);
     let left: Vec<usize> = (0..rows).map(|_| noise.below(tokens + 1)).collect();
-    (0..rows * tokens).map(|i| padding % 2 == 0 || (i % tokens >= left[i / tokens] && noise.below(9) > 0)).collect()
+    (0..rows * tokens)
+        .map(|i| padding.is_multiple_of(2) || (i % tokens >= left[i / tokens] && noise.below(9) > 0))
+        .collect()
 }
 
 fn apply(pair: &mut Pair, live: &mut [SeqId], op: &Op) {
@@ -121,7 +131,9 @@ proptest! {
             apply(&mut pair, &mut live, op);
             pair.verify();
         }
-        live.into_iter().for_each(|id| pair.free(id));
+        for id in live {
+            pair.free(id);
+        }
         pair.verify();
     }
 
@@ -209,7 +221,9 @@ fn one_and_two_threads_give_the_same_bits() {
     let plan = four_bits();
     let inputs = Inputs::new(plan.spec(), 3, 700, 9);
     let stores = [1, 2].map(|n| inputs.store(&plan, n));
-    stores.iter().for_each(|store| inputs.append(store, 0..700));
+    for store in &stores {
+        inputs.append(store, 0..700);
+    }
     assert_eq!(bits(&stores[0]), bits(&stores[1]));
     assert_eq!(inputs.attend(&stores[0], 700), inputs.attend(&stores[1], 700));
 }
@@ -219,7 +233,11 @@ fn a_row_does_not_feel_the_rows_beside_it() {
     let plan = four_bits();
     let together = Inputs::new(plan.spec(), 4, 300, 11);
     let alone = Inputs {
-        layers: together.layers.iter().map(|(q, k, v)| (q.batch_row(0), k.batch_row(0), v.batch_row(0))).collect(),
+        layers: together
+            .layers
+            .iter()
+            .map(|(q, k, v)| (q.batch_row(0), k.batch_row(0), v.batch_row(0)))
+            .collect(),
         rows: 1,
     };
     let (batch, single) = (together.store(&plan, 2), alone.store(&plan, 2));
@@ -288,7 +306,7 @@ fn after_the_first_layer_of_a_step_no_layer_can_run_out() {
     let store = Arc::new(KvStore::new(plan.clone(), Cpu::shared(), Some(3 << 20)).unwrap());
     let inputs = Inputs::new(plan.spec(), 1, 64, 1);
     let ids = store.create(2).unwrap();
-    let mut feed = |id: SeqId, layer: usize| {
+    let feed = |id: SeqId, layer: usize| {
         let (_, k, v) = &inputs.layers[layer];
         store.append(layer, &[id], &Tokens::new(k.view(), v.view()))
     };

@@ -151,7 +151,9 @@ impl<'a> ViewMut<'a> {
         if geometry.shape.contains(&0) {
             return Ok(Self { bytes, geometry });
         }
-        let mut axes: Vec<_> = geometry.shape.iter().zip(geometry.strides).filter(|(n, _)| **n > 1).collect();
+        let empty = geometry.shape.contains(&0);
+        let axes = geometry.shape.iter().zip(geometry.strides);
+        let mut axes: Vec<_> = axes.filter(|(n, _)| **n > 1 && !empty).collect();
         axes.sort_by_key(|(_, s)| s.unsigned_abs());
         let mut reach = 1;
         for (&extent, stride) in axes {
@@ -230,7 +232,8 @@ mod tests {
     #[test]
     fn negative_strides_read_backwards() {
         let data = bytes(4);
-        let g = Geometry { strides: [4, 4, 4, -1], start: 12, ..Geometry::contiguous(Dtype::F32, [1, 1, 1, 4]) };
+        let g =
+            Geometry { strides: [4, 4, 4, -1], start: 12, ..Geometry::contiguous(Dtype::F32, [1, 1, 1, 4]) };
         let mut row = [0.0; 4];
         View::new("k", &data, g).unwrap().read_row([0, 0, 0], &mut row);
         assert_eq!(row, [3.0, 2.0, 1.0, 0.0]);
@@ -241,6 +244,11 @@ mod tests {
         let data = bytes(4);
         let g = Geometry::contiguous(Dtype::F32, [1, 1, 2, 4]);
         assert!(View::new("k", &data, g).unwrap_err().to_string().starts_with("k has shape"));
+    }
+
+    #[test]
+    fn an_empty_output_is_accepted() {
+        assert!(ViewMut::new("out", &mut [], Geometry::contiguous(Dtype::F32, [2, 2, 0, 4])).is_ok());
     }
 
     #[test]

@@ -83,7 +83,9 @@ pub fn tolerance(largest_logit: f64) -> f64 {
 pub fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
     let size = expected.iter().fold(f64::MIN_POSITIVE, |m, x| m.max(x.abs()));
     let pairs = got.iter().zip(expected);
-    let worst = pairs.map(|(g, e)| (f64::from(*g) - e).abs()).fold(0.0, |m: f64, x| if x > m || x.is_nan() { x } else { m });
+    let worst = pairs
+        .map(|(g, e)| (f64::from(*g) - e).abs())
+        .fold(0.0, |m: f64, x| if x > m || x.is_nan() { x } else { m });
     worst / size
 }
 
@@ -105,7 +107,8 @@ mod tests {
         assert!((all.out[0] - 1.0).abs() < 1e-12 && (all.lse - 3f64.ln()).abs() < 1e-12);
         let near = head().attend(&[0.0, 0.0], Some(3), 1, Scoring { sliding: Some(2), ..Scoring::default() });
         assert!((near.out[0] - 2.5).abs() < 1e-12);
-        let sink = head().attend(&[0.0, 0.0], Some(2), 1, Scoring { sink_logit: Some(0.0), ..Scoring::default() });
+        let sink =
+            head().attend(&[0.0, 0.0], Some(2), 1, Scoring { sink_logit: Some(0.0), ..Scoring::default() });
         assert!((sink.out[0] - 0.75).abs() < 1e-12 && (sink.lse - 4f64.ln()).abs() < 1e-12);
     }
 

@@ -73,7 +73,8 @@ impl Pair {
             spoil(&mut k, &step.mask);
             spoil(&mut v, &step.mask);
             let positions = self.positions(layer, step);
-            let tokens = Tokens { k: k.view(), v: v.view(), mask: Some(&step.mask), positions: Some(&positions) };
+            let tokens =
+                Tokens { k: k.view(), v: v.view(), mask: Some(&step.mask), positions: Some(&positions) };
             if step.extend {
                 self.extend(layer, step, &q, &tokens, (&k, &v))?;
             } else {
@@ -153,7 +154,9 @@ impl Pair {
         let mut lists = Vec::new();
         for head in 0..self.naive.shape(layer).kv_heads {
             let kept = self.store.kept_positions(id, layer, head).expect("positions");
-            lists.push(kept.into_iter().filter(|p| (*p as usize + head) % every == 0).collect::<Vec<_>>());
+            lists.push(
+                kept.into_iter().filter(|p| (*p as usize + head).is_multiple_of(every)).collect::<Vec<_>>(),
+            );
         }
         self.store.keep(id, layer, &lists).expect("positions that are kept");
         let indices: Vec<BTreeSet<usize>> =
@@ -181,7 +184,10 @@ impl Pair {
         let ids: Vec<SeqId> = self.naive.sequences.keys().copied().collect();
         for id in ids {
             let lengths: Vec<usize> = self.naive.sequences[&id].layers.iter().map(|l| l.length).collect();
-            assert_eq!(self.store.length(id, None).expect("a length"), lengths.iter().copied().min().unwrap_or(0));
+            assert_eq!(
+                self.store.length(id, None).expect("a length"),
+                lengths.iter().copied().min().unwrap_or(0)
+            );
             for (layer, &length) in lengths.iter().enumerate() {
                 assert_eq!(self.store.length(id, Some(layer)).expect("a length"), length);
                 for head in 0..self.naive.shape(layer).kv_heads {
@@ -220,19 +226,23 @@ impl Pair {
         let positions = self.store.kept_positions(id, layer, head).expect("positions");
         assert_eq!(positions, got.indices.iter().map(|i| sequence.start + *i as i64).collect::<Vec<_>>());
         let expected = &sequence.layers[layer].heads[head];
-        let seen = self.naive.shape(layer).sliding.map_or(0, |s| (sequence.layers[layer].length + 1).saturating_sub(s));
-        let held: BTreeSet<usize> = got.indices.iter().copied().collect();
-        for token in expected.iter().filter(|t| t.index >= seen) {
-            assert!(held.contains(&token.index), "layer {layer}, head {head} lost token {}", token.index);
+        let sliding = self.naive.shape(layer).sliding;
+        let first = sliding.map_or(0, |s| (sequence.layers[layer].length + 1).saturating_sub(s));
+        let present: BTreeSet<usize> = got.indices.iter().copied().collect();
+        for token in expected.iter().filter(|t| t.index >= first) {
+            assert!(present.contains(&token.index), "layer {layer}, head {head} lost token {}", token.index);
         }
         let by_index: BTreeMap<usize, &Token> = expected.iter().map(|t| (t.index, t)).collect();
         for ((index, k), v) in got.indices.iter().zip(&got.keys).zip(&got.values) {
             let token = by_index.get(index).unwrap_or_else(|| panic!("token {index} ought to be gone"));
             if token.sealed {
                 let place = (id, layer, head, *index);
-                let first = self.sealed.entry(place).or_insert_with(|| (k.clone(), v.clone()));
-                assert_eq!((&first.0, &first.1), (k, v), "{place:?} was encoded again");
-                assert!(cosine(k, &token.key) > 0.6 && cosine(v, &token.value) > 0.6, "{place:?} is another token");
+                let then = self.sealed.entry(place).or_insert_with(|| (k.clone(), v.clone()));
+                assert_eq!((&then.0, &then.1), (k, v), "{place:?} was encoded again");
+                assert!(
+                    cosine(k, &token.key) > 0.6 && cosine(v, &token.value) > 0.6,
+                    "{place:?} is another token"
+                );
             } else {
                 assert_eq!((k, v), (&token.key, &token.value), "16-bit token {index} of layer {layer}");
             }
@@ -265,9 +275,9 @@ fn check_row(
     row: impl Fn(usize) -> (Vec<f32>, Vec<f32>),
 ) {
     let mut at = first;
-    for t in 0..mask.len() {
+    for (t, token) in mask.iter().enumerate() {
         let (query, got) = row(t);
-        if !mask[t] {
+        if !token {
             assert!(got.iter().all(|x| *x == 0.0), "padding gives zeros");
             continue;
         }

@@ -132,7 +132,9 @@ impl Tensor {
     /// A tensor whose `[batch, head, token]` is this one's `from` of it.
     fn gather(&self, shape: [usize; 4], from: impl Fn([usize; 3]) -> [usize; 3]) -> Self {
         let mut out = Self::zeros(self.dtype, shape);
-        for (b, h, t) in (0..shape[0]).flat_map(|b| (0..shape[1]).flat_map(move |h| (0..shape[2]).map(move |t| (b, h, t)))) {
+        for (b, h, t) in
+            (0..shape[0]).flat_map(|b| (0..shape[1]).flat_map(move |h| (0..shape[2]).map(move |t| (b, h, t))))
+        {
             out.set_row([b, h, t], &self.row(from([b, h, t])));
         }
         out

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 const MAX_WINDOW: usize = 1 << 24;
 
 /// One constant per layer, flattened `[kv_heads, dim]`; `None` for a layer without one.
-pub type LayerConstants = Vec<Option<Vec<f32>>>;
+pub(crate) type LayerConstants = Vec<Option<Vec<f32>>>;
 
 /// The settings of a plan as they were given.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,12 +41,12 @@ pub struct PlanSpec {
     /// Name of the model, for people.
     #[serde(default)]
     pub name: Option<String>,
-    /// Pre-RoPE constant of the keys.
+    /// Constant of the keys before RoPE, one per layer, flattened `[kv_heads, key_dim]`.
     #[serde(skip)]
-    pub key_offset: Option<LayerConstants>,
-    /// Mean of the values.
+    pub key_offset: Option<Vec<Option<Vec<f32>>>>,
+    /// Mean of the values, one per layer, flattened `[kv_heads, value_dim]`.
     #[serde(skip)]
-    pub value_offset: Option<LayerConstants>,
+    pub value_offset: Option<Vec<Option<Vec<f32>>>>,
 }
 
 fn default_sinks() -> usize {

