@@ -65,8 +65,9 @@ demo: build ## read 4k tokens with a hidden passkey into a packed store, answer 
 eval: build ## perplexity and passkey on real models; JSON under docs/results (MODEL=gemma|qwen|all; Qwen takes an hour)
 	$(PY) -m kvrs.eval.suite --model $(MODEL)
 
-bench: build ## kvrs beside torch in the same run
+bench: build ## kvrs beside torch in the same run: a decode step, and a prefill of 4096 tokens on Gemma
 	$(PY) benches/decode.py
+	$(PY) benches/prefill.py
 
 golden: build ## write the golden files again from the NumPy reference
 	$(PY) -m tests.reference.golden

@@ -11,12 +11,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import kvrs
 import torch
 import torch.nn.functional as F  # noqa: N812
-
-import kvrs
 
 QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
 
@@ -47,7 +47,7 @@ def torch_steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, 
 
 
 def filled(k: torch.Tensor, v: torch.Tensor, bits: float) -> tuple[kvrs.KVStore, list[int]]:
-    """A store with the tokens in it."""
+    """Return a store with the tokens in it."""
     shape = kvrs.ModelShape(layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=DIM)
     codec = kvrs.TurboQuant(bits=bits)
     store = kvrs.KVStore(kvrs.Plan(shape, keys=codec, values=codec))
@@ -61,25 +61,26 @@ def measure(tokens: int, bits: list[float], seconds: float) -> dict[str, float]:
     torch.manual_seed(0)
     q = torch.randn(1, QUERY_HEADS, 1, DIM)
     k, v = torch.randn(2, 1, KV_HEADS, tokens, DIM).bfloat16()
+    query, out = q.bfloat16(), torch.empty(1, QUERY_HEADS, 1, DIM, dtype=torch.bfloat16)
     times = {name: median_ms(step, seconds) for name, step in torch_steps(q, k, v).items()}
     for b in bits:
         store, seqs = filled(k, v, b)
-        query, out = q.bfloat16(), torch.empty(1, QUERY_HEADS, 1, DIM, dtype=torch.bfloat16)
-        times[f"kvrs {b:g} bits"] = median_ms(lambda s=store, i=seqs: s.attend(0, query, i, out=out), seconds)
+        step = partial(store.attend, 0, query, seqs, out=out)
+        times[f"kvrs {b:g} bits"] = median_ms(step, seconds)
     return times
 
 
 def report(tokens: int, threads: int, times: dict[str, float]) -> None:
-    """Prints one length."""
+    """Print one length."""
     best = min(t for name, t in times.items() if name.startswith("sdpa"))
     gqa = times["sdpa enable_gqa bf16"]
-    print(f"\n{tokens} tokens, {threads} thread(s)   [ms, x faster than enable_gqa bf16, x faster than torch's best]")
+    print(f"\n{tokens} tokens, {threads} thread(s)   [ms, times enable_gqa bf16, times torch's best]")
     for name, ms in times.items():
         print(f"  {name:24} {ms:9.3f} {gqa / ms:8.2f} {best / ms:8.2f}")
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

@@ -76,7 +76,7 @@ impl Store {
             let (to, slot) = table.push_raw(zone, token, || page(raw));
             self.cpu.store_raw(raw, to, slot, RawRows { k, v, row: 0, head, columns: &[token] });
             let window = token + 1 - SINKS.min(token + 1);
-            if window >= RECENT + group && (window - RECENT) % group == 0 {
+            if window >= RECENT + group && (window - RECENT).is_multiple_of(group) {
                 table.seal(
                     1,
                     group,

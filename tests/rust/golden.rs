@@ -1,5 +1,7 @@
 //! The scalar encoder equals the NumPy specification of `tests/reference`, bit for bit, by its golden files.
 
+#![allow(clippy::unwrap_used, reason = "helpers of an integration test are not inside #[test] functions")]
+
 use half::f16;
 use kvrs_codec::codebook::Book;
 use kvrs_codec::encode::EncodeContext;

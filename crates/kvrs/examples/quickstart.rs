@@ -1,4 +1,6 @@
 //! Ten lines of kvrs from Rust: append 300 tokens, attend with one query.
+#![allow(clippy::print_stdout, reason = "an example shows its result")]
+
 use kvrs::{
     CodecSpec, Cpu, Dtype, Geometry, KvStore, LayerShape, ModelShape, Plan, Queries, Rope, Tokens, View,
     ViewMut,

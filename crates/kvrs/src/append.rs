@@ -3,7 +3,7 @@
 use crate::columns;
 use crate::compile::{LayerPlan, PACKED, RAW};
 use crate::input::Tokens;
-use crate::sequence::{LayerState, Sequence};
+use crate::sequence::{LayerState, Sequence, Want};
 use crate::store::{KvStore, Types};
 use kvrs_codec::Dtype;
 use kvrs_codec::backend::{Backend, RawRows};
@@ -146,13 +146,12 @@ impl<B: Backend> KvStore<B> {
         let plan = self.compiled()?;
         let wants: Vec<_> = rows.iter().zip(targets).map(|(s, t)| s.wants(plan, *t.max(&s.target))).collect();
         let all: Vec<(u32, usize)> =
-            wants.iter().flatten().flat_map(|(_, _, w)| w).filter(|(_, n)| *n > 0).copied().collect();
+            wants.iter().flatten().flat_map(|want| want.pages).filter(|(_, n)| *n > 0).collect();
         let mut supply = self.arena.reserve("the tokens of this step, in all layers,", &all)?;
         for ((sequence, target), wants) in rows.iter_mut().zip(targets).zip(wants) {
             sequence.target = sequence.target.max(*target);
-            for (layer, group, wants) in wants {
-                let wants: Vec<_> = wants.into_iter().filter(|(_, n)| *n > 0).collect();
-                sequence.layers[layer].supplies[group].merge(supply.split(&wants));
+            for Want { layer, group, pages } in wants {
+                sequence.layers[layer].supplies[group].merge(supply.split(&pages));
             }
         }
         Ok(())
@@ -226,7 +225,9 @@ impl<B: Backend> KvStore<B> {
         let freed = table.seal(PACKED, plan.rule.group, slots, page, |pages, first, page, slot| {
             self.backend.seal((raw, packed), pages, start + first as i64, page, slot);
         });
-        freed.into_iter().for_each(|page| supply.put(page));
+        for page in freed {
+            supply.put(page);
+        }
         self.encoded.fetch_add(plan.rule.group as u64, Ordering::Relaxed);
     }
 }

@@ -47,6 +47,8 @@ fn add_constants(sha: &mut Sha256, spec: &PlanSpec, name: &str, offset: Option<&
         let Some(constants) = constants else { continue };
         let heads = spec.shape.layers[i].kv_heads;
         sha.update(format!("{name}.{i} float32 [{heads}, {}]", constants.len() / heads));
-        constants.iter().for_each(|x| sha.update(x.to_le_bytes()));
+        for x in constants {
+            sha.update(x.to_le_bytes());
+        }
     }
 }

@@ -112,7 +112,8 @@ fn check_finite(what: &str, x: &View<'_>, columns: &[Vec<usize>], limit: f32) ->
             if row.iter().fold(true, |fine, x| fine & (x.abs() <= limit)) {
                 continue;
             }
-            let bad = row.iter().find(|x| !(x.abs() <= limit)).expect("some element failed the check");
+            let bad =
+                row.iter().find(|x| x.is_nan() || x.abs() > limit).expect("some element failed the check");
             let place = format!("{what} at row {b}, head {h}, token {t}");
             return Err(Error::argument(place, bad, format!("finite numbers of magnitude up to {limit}")));
         }

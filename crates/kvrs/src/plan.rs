@@ -123,7 +123,7 @@ impl PlanSpec {
                     format!("{} (kv_heads * dim)", len(shape)),
                 ));
             }
-            if let Some(bad) = constants.iter().find(|x| !(x.abs() <= 65504.0)) {
+            if let Some(bad) = constants.iter().find(|x| x.is_nan() || x.abs() > 65504.0) {
                 return Err(Error::plan(format!("{name}[{i}]"), bad, "finite numbers up to 65504"));
             }
         }

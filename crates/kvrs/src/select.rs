@@ -105,8 +105,8 @@ impl<C> LayerState<C> {
 
 fn check_positions(head: usize, positions: &[i64], start: i64, live: &[usize]) -> Result<()> {
     let what = format!("positions of head {head}");
-    if let Some(pair) = positions.windows(2).find(|p| p[0] >= p[1]) {
-        return Err(Error::sequence(what, format!("{} then {}", pair[0], pair[1]), "ascending positions"));
+    if let Some((a, b)) = positions.iter().zip(positions.iter().skip(1)).find(|(a, b)| a >= b) {
+        return Err(Error::sequence(what, format!("{a} then {b}"), "ascending positions"));
     }
     let stored = |p: i64| usize::try_from(p - start).is_ok_and(|i| live.binary_search(&i).is_ok());
     match positions.iter().find(|p| !stored(**p)) {

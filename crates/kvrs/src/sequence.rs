@@ -20,6 +20,15 @@ pub(crate) struct LayerState<C> {
     pub(crate) supplies: Vec<Supply<C>>,
 }
 
+/// Pages that a table lacks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Want {
+    pub(crate) layer: usize,
+    pub(crate) group: usize,
+    /// `(page bytes, count)`, raw and packed.
+    pub(crate) pages: [(u32, usize); 2],
+}
+
 /// One sequence.
 #[derive(Debug)]
 pub(crate) struct Sequence<C> {
@@ -50,13 +59,17 @@ impl<C> Sequence<C> {
         self.start.unwrap_or(0)
     }
 
-    /// Pages that are missing so that every layer can grow to `target`: `(layer, head group, wants)`.
-    pub(crate) fn wants(&self, plan: &Compiled, target: usize) -> Vec<(usize, usize, [(u32, usize); 2])> {
+    /// Pages that are missing so that every layer can grow to `target`.
+    pub(crate) fn wants(&self, plan: &Compiled, target: usize) -> Vec<Want> {
         let layers = self.layers.iter().zip(&plan.layers).enumerate();
         let groups = layers.flat_map(|(i, (state, plan))| {
-            (0..state.tables.len()).map(move |g| (i, g, state.wants(plan, g, target)))
+            (0..state.tables.len()).map(move |group| Want {
+                layer: i,
+                group,
+                pages: state.wants(plan, group, target),
+            })
         });
-        groups.filter(|(_, _, wants)| wants.iter().any(|(_, n)| *n > 0)).collect()
+        groups.filter(|want| want.pages.iter().any(|(_, n)| *n > 0)).collect()
     }
 }
 

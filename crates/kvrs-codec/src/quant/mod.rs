@@ -121,7 +121,7 @@ fn dot_side(d: usize, runs: Vec<RunDesc>, scales: u32, base_pairs: usize) -> Sid
 /// key scales, value scales, then inner scales and sparse entries.
 ///
 /// # Errors
-/// [`Error::Plan`] if the descriptor breaks an invariant.
+/// [`kvrs_core::Error::Plan`] if the descriptor breaks an invariant.
 pub fn assemble(key: SideBuild, value: SideBuild, heads: u32) -> Result<HeadCodec> {
     lay_out(key, value, heads, PACKED_SLOTS)
 }
@@ -129,7 +129,7 @@ pub fn assemble(key: SideBuild, value: SideBuild, heads: u32) -> Result<HeadCode
 /// The codec of uncompressed tokens: pages of 16 slots, rows of keys, then rows of values.
 ///
 /// # Errors
-/// [`Error::Plan`] if a dimension does not fit a page.
+/// [`kvrs_core::Error::Plan`] if a dimension does not fit a page.
 pub fn raw(shape: &LayerShape, window: Dtype) -> Result<HeadCodec> {
     lay_out(raw16::side(shape.key_dim, window), raw16::side(shape.value_dim, window), 1, RAW_SLOTS)
 }

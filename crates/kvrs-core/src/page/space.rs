@@ -33,9 +33,9 @@ pub(super) struct Space {
     next: u64,
 }
 
-/// Bytes of the next chunk of an arena that has `chunk_bytes`: an eighth, so that slack stays small.
+/// Bytes of the next chunk of an arena that has `chunk_bytes`: a sixteenth, so that slack stays small.
 pub(super) fn growth(chunk_bytes: u64) -> u64 {
-    (chunk_bytes / 8).checked_next_power_of_two().unwrap_or(MAX_CHUNK).clamp(MIN_CHUNK, MAX_CHUNK)
+    (chunk_bytes / 16).checked_next_power_of_two().unwrap_or(MAX_CHUNK).clamp(MIN_CHUNK, MAX_CHUNK)
 }
 
 /// The aligned blocks `(unit, order)` that make up an empty chunk.
