@@ -11,7 +11,6 @@ import tarfile
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -419,12 +418,12 @@ def test_importing_kvrs_loads_neither_torch_nor_transformers() -> None:
 
 
 @pytest.mark.model
-def test_gemma_at_four_bits_is_within_two_percent_of_exact() -> None:
+@pytest.mark.parametrize(("line", "most"), [("turboquant:4", 1.02), ("turboquant:3", 1.08)])
+def test_gemma_loses_little_at_four_bits_and_some_at_three(line: str, most: float) -> None:
     try:
         model, tokenizer = models.load("gemma", quiet=True)
     except (RuntimeError, OSError) as error:
         pytest.skip(f"Gemma cannot be fetched: {error}")
     documents = texts.documents("gemma", tokenizer, ["wiki"], 384)
-    result = perplexity.evaluate(model, "gemma", plan(model, "turboquant:4"), documents, results.Record(None))
-    assert 0.99 < result["ratio"]["wiki"] < 1.02
-    assert np.isfinite(result["exact"]["perplexity"]["wiki"])
+    result = perplexity.evaluate(model, "gemma", plan(model, line), documents, results.Record(None))
+    assert 0.99 < result["ratio"]["wiki"] < most
