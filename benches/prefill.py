@@ -42,7 +42,7 @@ def spawn(side: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run one side in a new process."""
     command = [sys.executable, __file__, "--side", side, "--model", arguments.model]
     done = subprocess.run(
-        [*command, "--tokens", str(arguments.tokens)], capture_output=True, text=True, check=True
+        [*command, "--tokens", str(arguments.tokens)], stdout=subprocess.PIPE, text=True, check=True
     )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result

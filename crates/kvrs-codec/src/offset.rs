@@ -158,7 +158,6 @@ pub fn phase_table(turns: &[u64]) -> Vec<f32> {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "exact values are the contract")]
 mod tests {
     use super::*;
     use crate::rng;

@@ -192,7 +192,6 @@ fn horner(coefficients: &[f64], z: f64) -> f64 {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "exact values are the contract")]
 mod tests {
     use super::*;
 

@@ -150,7 +150,6 @@ pub fn to_f16(scale: f32) -> f16 {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "exact values are the contract")]
 mod tests {
     use super::*;
 

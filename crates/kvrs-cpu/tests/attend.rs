@@ -1,6 +1,6 @@
 //! Attention on packed pages against its definition in f64 over decoded slots.
 
-#![allow(clippy::unwrap_used, clippy::float_cmp)]
+#![allow(clippy::unwrap_used, reason = "helpers of an integration test are not inside #[test] functions")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Bytes that the backend writes: raw rows, sealed groups, copied slots.
-#![allow(clippy::unwrap_used, clippy::float_cmp)]
+#![allow(clippy::unwrap_used, reason = "helpers of an integration test are not inside #[test] functions")]
 
 mod common;
 
