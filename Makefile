@@ -4,12 +4,13 @@ PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 MODEL ?= gemma
+UNDER_VALGRIND := --config "target.'cfg(all())'.runner = 'valgrind -q --error-exitcode=1'"
 export PYTHONPATH := $(CURDIR)
 export UV_LINK_MODE ?= hardlink
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 
-.PHONY: help setup build deny test test-rust test-python lint demo eval bench golden clean
+.PHONY: help setup build deny test test-rust test-python lint demo eval bench bench-qwen bench-record sanitize golden clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -49,6 +50,10 @@ endif
 test-python: build
 	$(PY) -m pytest -q
 
+sanitize: ## the CPU backend's tests under valgrind, which knows AVX2 but no AVX-512
+	PROPTEST_CASES=6 cargo test -p kvrs-cpu $(UNDER_VALGRIND) --lib --test pages
+	PROPTEST_CASES=20 cargo test -p kvrs-cpu $(UNDER_VALGRIND) --test attend -- attention_on_random
+
 lint: build ## formatting, clippy, docs, ruff, mypy, stubs, golden files
 	cargo fmt --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
@@ -65,9 +70,16 @@ demo: build ## read 4k tokens with a hidden passkey into a packed store, answer 
 eval: build ## perplexity and passkey on real models; JSON under docs/results (MODEL=gemma|qwen|all; Qwen takes an hour)
 	$(PY) -m kvrs.eval.suite --model $(MODEL)
 
-bench: build ## kvrs beside torch in the same run: a decode step, and a prefill of 4096 tokens on Gemma
-	$(PY) benches/decode.py
-	$(PY) benches/prefill.py
+bench: build ## kvrs beside its peers: a decode step, tokens/s and prefill on Gemma; files under build/bench
+	$(PY) -m benches.decode --json build/bench/decode.json --plot build/bench/decode.png
+	$(PY) -m benches.endtoend --json build/bench/endtoend-gemma.json
+	$(PY) -m benches.prefill --json build/bench/prefill-gemma.json
+
+bench-qwen: build ## tokens/s of Qwen's decode step at 4k and 16k tokens (needs 12 GB of memory)
+	$(PY) -m benches.endtoend --model qwen --json build/bench/endtoend-qwen.json
+
+bench-record: build ## cargo bench, kept with machine and date under benches/record
+	$(PY) -m benches.kernels
 
 golden: build ## write the golden files again from the NumPy reference
 	$(PY) -m tests.reference.golden

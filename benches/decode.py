@@ -1,103 +1,125 @@
-"""One decode step of kvrs beside torch's attention, in the same run.
+"""One decode step of kvrs beside its peers, in the same run: ``python -m benches.decode``.
 
-Prints medians in milliseconds and the ratio to each of torch's forms. Shapes: 32 query heads, 8 key-value
-heads, head dimension 128, one layer, one sequence; default window of 4 + 128 tokens.
+One layer, one sequence, 32 query and 8 key-value heads of 128 channels, bfloat16; the default window of
+4 + 128 tokens. All forms of a length are measured in turn, several rounds of that, and the medians count.
+The answer of every form is compared with exact attention before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
-from functools import partial
+import sys
 from pathlib import Path
+from typing import Any
 
-import kvrs
-import torch
-import torch.nn.functional as F  # noqa: N812
+from rich.console import Console
 
-QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
+from benches import extras, floor, inputs, machine, peers, plot, table, timing
+from benches.peers import store, torch_forms
+from benches.record import Record, axis
 
-
-def median_ms(step: Callable[[], object], seconds: float) -> float:
-    """Median time of a call in milliseconds, after two warm-up calls."""
-    step(), step()
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 9 or time.perf_counter() < end:
-        start = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+TOKENS = (512, 1024, 4096, 16384, 65536)
+EXTRAS_TOKENS = 16384
+WIDTH = 110
+"""Columns of the tables where no terminal says how wide it is."""
+GROUP_ONE_WIDTH = "kvrs 4 bits"
 
 
-def torch_steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Torch's ways to attend over an uncompressed cache."""
-    group = QUERY_HEADS // KV_HEADS
-    steps: dict[str, Callable[[], object]] = {}
-    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        a, b, c = q.to(dtype), k.to(dtype), v.to(dtype)
-        grouped = a.reshape(1, KV_HEADS, group, DIM)
-        steps[f"sdpa enable_gqa {name}"] = lambda a=a, b=b, c=c: F.scaled_dot_product_attention(
-            a, b, c, enable_gqa=True
-        )
-        steps[f"sdpa grouped q {name}"] = lambda g=grouped, b=b, c=c: F.scaled_dot_product_attention(g, b, c)
-    return steps
+def run(
+    tokens: list[int], threads: list[int], seconds: float, extras_tokens: int, progress: Console
+) -> Record:
+    """Return the record of a whole run.
+
+    Parameters
+    ----------
+    tokens, threads : list of int
+        Lengths, and thread counts.
+    seconds : float
+        For each form at each length and thread count.
+    extras_tokens : int
+        Length at which chunks, batches and encoding are measured; 0: they are not.
+    progress : Console
+        Where the current length shows.
+    """
+    record: Record = {"machine": machine.describe(), "bandwidth": {}, "rows": [], "group_one": []}
+    record |= {"missing": {}, "extras": [], "extras_tokens": extras_tokens}
+    record["families"] = {name: family for family, forms in peers.FAMILIES.items() for name in forms}
+    buffer = floor.huge_buffer()
+    for length in tokens:
+        for count in threads:
+            machine.set_threads(count)
+            rate = floor.read_bandwidth(buffer, count)
+            record["bandwidth"][str(count)] = max(rate, record["bandwidth"].get(str(count), 0.0))
+        _length(record, length, threads, seconds, progress)
+    for count in threads if extras_tokens else []:
+        machine.set_threads(count)
+        with progress.status(f"chunks, batches, encoding; {count} threads"):
+            rows = extras.measure_all(extras_tokens, seconds)
+        record["extras"] += [{"threads": count, **row} for row in rows]
+    return record
 
 
-def filled(k: torch.Tensor, v: torch.Tensor, bits: float) -> tuple[kvrs.KVStore, list[int]]:
-    """Return a store with the tokens in it."""
-    shape = kvrs.ModelShape(layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=DIM)
-    codec = kvrs.TurboQuant(bits=bits)
-    store = kvrs.KVStore(kvrs.Plan(shape, keys=codec, values=codec))
-    seqs = store.new()
-    store.append(0, k, v, seqs)
-    return store, seqs
+def _length(record: Record, length: int, threads: list[int], seconds: float, progress: Console) -> None:
+    """Measure all forms at one length."""
+    few = torch_forms.FORMS | {GROUP_ONE_WIDTH: store.FORMS[GROUP_ONE_WIDTH]}
+    for key, heads, builders, share in (
+        ("rows", inputs.QUERY_HEADS, peers.all_forms(), 1.0),
+        ("group_one", inputs.KV_HEADS, few, 0.5),
+    ):
+        with progress.status(f"{length} tokens, {heads} query heads"):
+            forms, missing = peers.build(inputs.make(length, heads), builders)
+            for count in threads:
+                machine.set_threads(count)
+                record[key] += _rows(forms, length, count, share * seconds)
+        record["missing"] |= missing
 
 
-def measure(tokens: int, bits: list[float], seconds: float) -> dict[str, float]:
-    """Median milliseconds of every form at one length."""
-    torch.manual_seed(0)
-    q = torch.randn(1, QUERY_HEADS, 1, DIM)
-    k, v = torch.randn(2, 1, KV_HEADS, tokens, DIM).bfloat16()
-    query, out = q.bfloat16(), torch.empty(1, QUERY_HEADS, 1, DIM, dtype=torch.bfloat16)
-    times = {name: median_ms(step, seconds) for name, step in torch_steps(q, k, v).items()}
-    for b in bits:
-        store, seqs = filled(k, v, b)
-        step = partial(store.attend, 0, query, seqs, out=out)
-        times[f"kvrs {b:g} bits"] = median_ms(step, seconds)
-    return times
+def _rows(forms: list[timing.Form], length: int, threads: int, seconds: float) -> list[dict[str, Any]]:
+    """Return one row of the record for each form."""
+    times = timing.measure(forms, seconds)
+    return [
+        {"tokens": length, "threads": threads, "family": form.family, "form": form.name}
+        | times[form.name].summary()
+        | form.facts
+        for form in forms
+    ]
 
 
-def report(tokens: int, threads: int, times: dict[str, float]) -> None:
-    """Print one length."""
-    best = min(t for name, t in times.items() if name.startswith("sdpa"))
-    gqa = times["sdpa enable_gqa bf16"]
-    print(f"\n{tokens} tokens, {threads} thread(s)   [ms, times enable_gqa bf16, times torch's best]")
-    for name, ms in times.items():
-        print(f"  {name:24} {ms:9.3f} {gqa / ms:8.2f} {best / ms:8.2f}")
+def show(record: Record, console: Console) -> None:
+    """Print the record as tables."""
+    console.print(machine.line(record["machine"]))
+    for threads in axis(record, "threads"):
+        console.print(table.main_table(record, threads))
+    if record["extras"]:
+        console.print(table.extras_table(record))
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--bits", type=float, nargs="+", default=[4.0, 3.0, 2.0])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    results = []
-    for threads in args.threads:
-        torch.set_num_threads(threads)
-        kvrs.set_num_threads(threads)
-        for tokens in args.tokens:
-            times = measure(tokens, args.bits, args.seconds)
-            report(tokens, threads, times)
-            results.append({"tokens": tokens, "threads": threads, "ms": times})
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1))
+    parser = argparse.ArgumentParser(prog="python -m benches.decode", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths")
+    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2), help="thread counts")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each form and length (1)")
+    parser.add_argument(
+        "--extras", type=int, default=EXTRAS_TOKENS, help="length of the second table, 0: none"
+    )
+    parser.add_argument("--json", type=Path, help="write the record")
+    parser.add_argument("--plot", type=Path, help="write a plot of milliseconds against tokens")
+    parser.add_argument("--from", type=Path, dest="source", help="measure nothing, read this record")
+    options = parser.parse_args()
+    if options.source:
+        record = json.loads(options.source.read_text())
+    else:
+        progress = Console(stderr=True)
+        record = run([*options.tokens], [*options.threads], options.seconds, options.extras, progress)
+    for path in filter(None, (options.json, options.plot)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    if options.plot:
+        plot.figure(record).savefig(options.plot, dpi=150)
+    show(record, Console(width=None if sys.stdout.isatty() else WIDTH))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def run(side: str, model_name: str, tokens: int) -> dict[str, float]:
     from kvrs.eval.forward import exact_cache, kvrs_cache
     from kvrs.eval.passkey import trial
     from kvrs.eval.spec import plan_from_spec
+    from kvrs.hf.compat import CACHE_ARGUMENT
 
     model, tokenizer = models.load(model_name, quiet=True)
     ids = torch.tensor([trial(model_name, tokenizer, tokens, 0.35).ids])
@@ -33,14 +34,14 @@ def run(side: str, model_name: str, tokens: int) -> dict[str, float]:
             torch.no_grad(),
         ):
             start = time.perf_counter()
-            model(prompt, past_key_values=cache, logits_to_keep=1)
+            model(prompt, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
             seconds = time.perf_counter() - start
     return {"seconds": seconds, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def spawn(side: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run one side in a new process."""
-    command = [sys.executable, __file__, "--side", side, "--model", arguments.model]
+    command = [sys.executable, "-m", "benches.prefill", "--side", side, "--model", arguments.model]
     done = subprocess.run(
         [*command, "--tokens", str(arguments.tokens)], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -50,18 +51,18 @@ def spawn(side: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benches.prefill", description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default="gemma")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--side", choices=("transformers", "kvrs"), help="one run of one side, as JSON")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path, help="write the record")
     arguments = parser.parse_args()
     if arguments.side:
         print(json.dumps(run(arguments.side, arguments.model, arguments.tokens)))
         return
     sides = ("transformers", "kvrs")
-    results = {side: [] for side in sides}
+    results: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for side in sides * arguments.runs:
         results[side].append(spawn(side, arguments))
     median = {
@@ -72,8 +73,9 @@ def main() -> None:
     for side in sides:
         print(f"  {side:14} {median[side]['seconds']:8.2f} s   peak {median[side]['peak_mib']:8.0f} MiB")
     print(f"  ratio          {median['kvrs']['seconds'] / median['transformers']['seconds']:8.2f}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,30 @@
 //! One sequence of gaussian keys and values in one layer, stored as a store would.
 #![allow(dead_code)] // every bench uses a part
 
-use kvrs_codec::backend::{Backend, RawRows};
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows};
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant::{self, CodecSpec, ConstantCache, SideContext};
 use kvrs_codec::view::Geometry;
-use kvrs_codec::{Dtype, HeadCodec, Side, View};
+use kvrs_codec::{Dtype, HeadCodec, Side, View, ViewMut};
 use kvrs_core::LayerShape;
-use kvrs_core::page::{Arena, Table, Zone};
-use kvrs_cpu::Cpu;
+use kvrs_core::page::{Arena, Page, Table, Zone};
 use kvrs_cpu::memory::Chunk;
+use kvrs_cpu::{Cpu, Isa};
 use std::sync::Arc;
 
 const SINKS: usize = 4;
 const RECENT: usize = 128;
+/// Tokens after which keys and values come again: what is read does not depend on what it says.
+const DISTINCT: usize = 4096;
+
+/// One thread on the kernels of an instruction set.
+pub(crate) fn cpu(isa: Isa) -> Arc<Cpu> {
+    Arc::new(
+        Cpu::new(Some(1))
+            .and_then(|cpu| cpu.with_isa(isa))
+            .expect("one thread on an available instruction set"),
+    )
+}
 
 /// Numbers close to gaussian: sums of twelve uniform ones.
 pub(crate) fn normal(seed: u64, n: usize) -> impl Iterator<Item = f32> {
@@ -25,9 +36,9 @@ pub(crate) fn normal(seed: u64, n: usize) -> impl Iterator<Item = f32> {
     (0..n).map(move |_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
 }
 
-/// A layer with one sequence in it, on one thread.
+/// A layer with one sequence in it.
 pub(crate) struct Store {
-    pub(crate) cpu: Arc<Cpu>,
+    cpu: Arc<Cpu>,
     pub(crate) layer: LayerCodec,
     pub(crate) tables: Vec<Table<Chunk>>,
     pub(crate) tokens: usize,
@@ -47,16 +58,21 @@ pub(crate) fn codecs(bits: f64, shape: &LayerShape) -> [HeadCodec; 2] {
 }
 
 impl Store {
+    /// `bits` of 16 leave every token in a raw page.
     pub(crate) fn new(bits: f64, [query_heads, kv_heads]: [usize; 2], d: usize, tokens: usize) -> Self {
         let shape = LayerShape { query_heads, kv_heads, key_dim: d, value_dim: d, rope: None, sliding: None };
-        let classes = vec![codecs(bits, &shape).to_vec(); kv_heads];
-        let layer = LayerCodec { shape, heads_per_group: 1, classes };
-        let cpu = Arc::new(Cpu::new(Some(1)).expect("one thread"));
-        let mut store = Self { cpu, layer, tables: Vec::new(), tokens };
+        let head = if bits < 16.0 {
+            codecs(bits, &shape).to_vec()
+        } else {
+            vec![quant::raw(&shape, Dtype::Bf16).expect("a legal shape")]
+        };
+        let layer = LayerCodec { shape, heads_per_group: 1, classes: vec![head; kv_heads] };
+        let mut store = Self { cpu: cpu(Isa::detected()), layer, tables: Vec::new(), tokens };
+        let columns = tokens.min(DISTINCT);
         let [k, v] = [1, 2].map(|seed| -> Vec<u8> {
-            normal(seed, kv_heads * tokens * d).flat_map(f32::to_le_bytes).collect()
+            normal(seed, kv_heads * columns * d).flat_map(f32::to_le_bytes).collect()
         });
-        let geometry = Geometry::contiguous(Dtype::F32, [1, kv_heads, tokens, d]);
+        let geometry = Geometry::contiguous(Dtype::F32, [1, kv_heads, columns, d]);
         let [k, v] =
             [("k", &k), ("v", &v)].map(|(name, x)| View::new(name, x, geometry).expect("tensors fit"));
         store.tables = (0..kv_heads).map(|head| store.fill(k, v, head)).collect();
@@ -65,30 +81,39 @@ impl Store {
 
     fn fill(&self, k: View<'_>, v: View<'_>, head: usize) -> Table<Chunk> {
         let arena = Arena::new(Arc::clone(&self.cpu), None).expect("no limit");
-        let [raw, packed] = &self.layer.classes[head][..] else { panic!("two classes") };
-        let (group, mut table) = (packed.desc.group as usize, Table::default());
         let page = |codec: &HeadCodec| {
             let bytes = codec.desc.page_bytes;
             arena.reserve("bench", &[(bytes, 1)]).expect("no limit").take(bytes)
         };
+        let (classes, mut table) = (&self.layer.classes[head], Table::default());
         for token in 0..self.tokens {
             let zone = if token < SINKS { Zone::Sinks } else { Zone::Window };
-            let (to, slot) = table.push_raw(zone, token, || page(raw));
-            self.cpu.store_raw(raw, to, slot, RawRows { k, v, row: 0, head, columns: &[token] });
-            let window = token + 1 - SINKS.min(token + 1);
-            if window >= RECENT + group && (window - RECENT).is_multiple_of(group) {
-                table.seal(
-                    1,
-                    group,
-                    packed.desc.slots as usize,
-                    || page(packed),
-                    |pages, first, to, slot| {
-                        self.cpu.seal((raw, packed), pages, first as i64, to, slot);
-                    },
-                );
+            let (to, slot) = table.push_raw(zone, token, || page(&classes[0]));
+            let rows = RawRows { k, v, row: 0, head, columns: &[token % DISTINCT] };
+            self.cpu.store_raw(&classes[0], to, slot, rows);
+            if let [raw, packed] = &classes[..] {
+                self.seal(&mut table, (raw, packed), token + 1, || page(packed));
             }
         }
         table
+    }
+
+    /// Encodes the group that `length` tokens push out of the window, if it is whole.
+    fn seal(
+        &self,
+        table: &mut Table<Chunk>,
+        codecs: (&HeadCodec, &HeadCodec),
+        length: usize,
+        page: impl FnMut() -> Page<Chunk>,
+    ) {
+        let desc = &codecs.1.desc;
+        let (group, window) = (desc.group as usize, length - SINKS.min(length));
+        if window < RECENT + group || !(window - RECENT).is_multiple_of(group) {
+            return;
+        }
+        table.seal(1, group, desc.slots as usize, page, |pages, first, to, slot| {
+            self.cpu.seal(codecs, pages, first as i64, to, slot);
+        });
     }
 
     pub(crate) fn d(&self) -> usize {
@@ -110,5 +135,68 @@ impl Store {
                 with(&k, &v);
             }
         }
+    }
+}
+
+/// Queries of one sequence and what they give.
+pub(crate) struct Step<'a> {
+    store: &'a Store,
+    rows: usize,
+    q: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(store: &'a Store, rows: usize) -> Self {
+        let heads = store.layer.shape.query_heads;
+        let q = normal(7, heads * rows * store.d()).flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        Self { out: vec![0; q.len()], q, rows, store }
+    }
+
+    pub(crate) fn run(&mut self, cpu: &Cpu) {
+        let heads = self.store.layer.shape.query_heads;
+        let geometry = Geometry::contiguous(Dtype::F32, [1, heads, self.rows, self.store.d()]);
+        let row: AttendRow<'_, Chunk> = AttendRow {
+            tables: self.store.tables.iter().collect(),
+            start: 0,
+            length: self.store.tokens,
+            columns: (0..self.rows).collect(),
+            first_index: self.store.tokens - self.rows,
+        };
+        let call = AttendCall {
+            layer: &self.store.layer,
+            rows: vec![row],
+            q: View::new("q", &self.q, geometry).expect("q fits"),
+            own: None,
+            causal: true,
+            scale: (self.store.d() as f32).powf(-0.5),
+            softcap: None,
+            sink_logits: None,
+        };
+        let mut out = ViewMut::new("out", &mut self.out, geometry).expect("out fits");
+        cpu.attend(&call, &mut out, None);
+    }
+
+    /// The last query of head 0, and what it gives.
+    pub(crate) fn last(&self) -> [Vec<f64>; 2] {
+        let row_bytes = 4 * self.store.d();
+        [&self.q, &self.out].map(|bytes| {
+            let row = &bytes[(self.rows - 1) * row_bytes..][..row_bytes];
+            row.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+        })
+    }
+
+    /// Attention of the last query of head 0 over decoded slots.
+    pub(crate) fn expected(&self) -> Vec<f64> {
+        let [q, _] = self.last();
+        let scale = (self.store.d() as f64).powf(-0.5);
+        let (mut total, mut sum) = (0.0, vec![0.0; self.store.d()]);
+        self.store.each_decoded(0, |k, v| {
+            let logit: f64 = q.iter().zip(k).map(|(q, k)| q * f64::from(*k)).sum();
+            let weight = (logit * scale).exp();
+            total += weight;
+            sum.iter_mut().zip(v).for_each(|(s, v)| *s += weight * f64::from(*v));
+        });
+        sum.into_iter().map(|s| s / total).collect()
     }
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvrs._kvrs import Array, KVStore, __version__, get_num_threads, policies, set_num_threads
+from kvrs._kvrs import Array, KVStore, __version__, get_num_threads, isa, policies, set_num_threads
 from kvrs.codecs import Raw16, TurboQuant, codecs
 from kvrs.errors import (
     ArgumentError,
@@ -58,6 +58,7 @@ __all__ = [
     "__version__",
     "codecs",
     "get_num_threads",
+    "isa",
     "policies",
     "set_num_threads",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "check_shape",
     "codecs",
     "get_num_threads",
+    "isa",
     "policies",
     "set_num_threads",
 ]
@@ -71,6 +72,22 @@ def set_num_threads(n: int) -> None:
 
 def get_num_threads() -> int:
     """Return how many threads stores use; by default the cores that this process may use."""
+
+def isa() -> str:
+    """Return the instruction set that stores use: ``"scalar"``, ``"avx2"`` or ``"avx512"``.
+
+    It is the best that the CPU has; the environment variable ``KVRS_ISA``, read once, may lower it.
+
+    Raises
+    ------
+    ArgumentError
+        If ``KVRS_ISA`` names none of them, or one that this CPU has not; making a store raises the same.
+
+    Examples
+    --------
+    >>> kvrs.isa() in ("scalar", "avx2", "avx512")
+    True
+    """
 
 @final
 class Array:

@@ -202,3 +202,28 @@ flat = levels[40:]
 print("resident", min(flat), "to", max(flat))
 assert max(flat) - min(flat) <= 2**20, (min(flat), max(flat))
 """)
+
+
+@needs_proc
+def test_stats_say_whether_the_system_gave_huge_pages() -> None:
+    run("""
+def huge():
+    with open("/proc/self/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("AnonHugePages"))
+
+store = store_of(4, layers=4)
+assert not store.stats().huge_pages, "nothing is stored"
+k = rng.standard_normal((1, 2, 20_000, 128), dtype=np.float32)
+(seq,) = store.new()
+store.append(0, k[:, :, :1], k[:, :, :1], [seq])
+assert not store.stats().huge_pages, "the first pages lie in small chunks"
+before = huge()
+for layer in range(4):
+    new = k[:, :, int(layer == 0):]
+    store.append(layer, new, new, [seq])
+given, stats = huge() - before, store.stats()
+print(given, stats.huge_pages, stats.bytes_total)
+assert stats.huge_pages == (given > stats.bytes_total / 2)
+store.free(seq)
+assert not store.stats().huge_pages
+""")

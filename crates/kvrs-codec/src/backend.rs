@@ -61,6 +61,14 @@ pub struct RawRows<'a> {
 ///
 /// Exclusive access to a page is proven by `&mut Page`: the pool never makes two overlapping pages.
 pub trait Backend: ChunkSource + Send + Sync + 'static {
+    /// Whether it can work at all: what was wrong with its settings is said when a store is made.
+    ///
+    /// # Errors
+    /// What the settings' own errors are.
+    fn check(&self) -> kvrs_core::Result<()> {
+        Ok(())
+    }
+
     /// Writes `rows.columns.len()` tokens into a raw page from `slot` on.
     fn store_raw(&self, codec: &HeadCodec, page: &mut Page<Self::Chunk>, slot: usize, rows: RawRows<'_>);
 

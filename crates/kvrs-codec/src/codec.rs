@@ -75,6 +75,11 @@ impl SideCodec {
     /// If `acc` is not `[vec_len]` or `out` not `[d]`.
     pub fn finish(&self, acc: &[f32], mass: f32, out: &mut [f32]) {
         self.transform.finish(acc, out);
+        self.add_mean(mass, out);
+    }
+
+    /// The last step of [`Self::finish`]: `out += mean * mass`.
+    pub fn add_mean(&self, mass: f32, out: &mut [f32]) {
         if let Some(mean) = &self.mean {
             out.iter_mut().zip(mean.iter()).for_each(|(o, m)| *o += m * mass);
         }

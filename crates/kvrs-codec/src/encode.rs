@@ -80,6 +80,11 @@ pub trait Encode: Send + Sync + std::fmt::Debug {
     /// Encodes `rows` `[tokens][d]` (16-bit values as f32, finite; whole groups) of consecutive positions from
     /// `position` on into `page` from `slot` on, a multiple of 16.
     fn encode(&self, context: &EncodeContext<'_>, rows: &[f32], position: i64, page: &mut [u8], slot: usize);
+
+    /// The encoder as the kind that backends have kernels for.
+    fn as_scaled(&self) -> Option<&ScaledEncoder> {
+        None
+    }
 }
 
 /// Length, rotation, a codebook per run and one scale per token.
@@ -118,6 +123,10 @@ impl Encode for ScaledEncoder {
                 context.write_codes(page, (slot + token) / TILE, &codes);
             }
         }
+    }
+
+    fn as_scaled(&self) -> Option<&ScaledEncoder> {
+        Some(self)
     }
 }
 

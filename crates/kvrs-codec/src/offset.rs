@@ -4,7 +4,7 @@
 //! `R(pos) delta` is encoded. With `a, b` the products of query and constant turned to the first position of a
 //! page, slot i adds `sum_j a_j cos(theta_j i) + b_j sin(theta_j i)`: one dot product with a fixed table.
 
-use crate::phasor::{Pair, Phasors, turned};
+use crate::phasor::{Pair, Phasors, turned, turned_16};
 use crate::transform::dot;
 use std::sync::Arc;
 
@@ -67,6 +67,30 @@ impl KeyOffset {
     /// If `x` is shorter than the constant.
     pub fn subtract(&self, position: i64, x: &mut [f32]) {
         self.each(position, |channel, o| x[channel] -= o);
+    }
+
+    /// [`Self::subtract`] from 16 vectors of consecutive positions side by side, `[dim][vector]`.
+    ///
+    /// # Panics
+    /// If `x` is shorter than the constant.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
+    pub fn subtract_16(&self, position: i64, x: &mut [[f32; 16]]) {
+        for pair in &*self.kept {
+            let ka = self.k0[pair.a];
+            let Some(b) = pair.b else {
+                x[pair.a].iter_mut().for_each(|x| *x -= ka);
+                continue;
+            };
+            let [c, s] = turned_16(position, pair.turn);
+            let kb = self.k0[b];
+            for lane in 0..16 {
+                x[pair.a][lane] -= ka * c[lane] - kb * s[lane];
+            }
+            for lane in 0..16 {
+                x[b][lane] -= kb * c[lane] + ka * s[lane];
+            }
+        }
     }
 
     /// Adds `R(position) k0` to `x` `[dim]`.

@@ -187,8 +187,41 @@ pub(crate) fn turned(position: i64, turn: u64) -> (f64, f64) {
     }
 }
 
-fn horner(coefficients: &[f64], z: f64) -> f64 {
-    coefficients[1..].iter().fold(coefficients[0], |p, c| p * z + c)
+/// Cosines and sines of `(position + lane) * turn / 2^64` turns, rounded to f32 as those of [`Phasors::cos_sin`] are.
+///
+/// Loops over lanes without branches, which the compiler turns into vectors of the caller's instruction set.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
+pub(crate) fn turned_16(position: i64, turn: u64) -> [[f32; 16]; 2] {
+    let (mut quarters, mut angles) = ([0u64; 16], [0.0f64; 16]);
+    for lane in 0..16 {
+        let phase = (position as u64).wrapping_mul(turn).wrapping_add((lane as u64).wrapping_mul(turn));
+        quarters[lane] = phase.wrapping_add(1 << 61) >> 62;
+        let rest = phase.wrapping_sub(quarters[lane] << 62) as i64;
+        // Both parts are exact, so their sum rounds once, as a conversion of 64 bits does.
+        let rest = f64::from((rest >> 32) as i32) * 4_294_967_296.0 + f64::from(rest as u32);
+        angles[lane] = rest * RADIANS_PER_PHASE;
+    }
+    let [mut cosines, mut sines] = [[0.0; 16]; 2];
+    for lane in 0..16 {
+        let (quarter, x) = (quarters[lane], angles[lane]);
+        let square = x * x;
+        let (c, s) = (horner(&COSINE, square), horner(&SINE, square) * x);
+        let (a, b) = if quarter & 1 == 1 { (s, c) } else { (c, s) };
+        cosines[lane] = f64::from_bits(a.to_bits() ^ (((quarter + 1) & 2) << 62)) as f32;
+        sines[lane] = f64::from_bits(b.to_bits() ^ ((quarter & 2) << 62)) as f32;
+    }
+    [cosines, sines]
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "part of `turned_16`")]
+fn horner<const N: usize>(coefficients: &[f64; N], z: f64) -> f64 {
+    let mut p = coefficients[0];
+    for c in &coefficients[1..] {
+        p = p * z + c;
+    }
+    p
 }
 
 #[cfg(test)]
@@ -218,6 +251,26 @@ mod tests {
                     "{theta} {position}"
                 );
                 assert!((c * c + s * s - 1.0).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_positions_at_once_are_those_one_by_one_bit_for_bit() {
+        let thetas = [1.0f32, 0.749_894_2, 1.0e-4, 3.16e-7, 5.9, 0.0].map(phase_step);
+        let turns = thetas.into_iter().chain([1 << 61, (1 << 61) + 1, (1 << 62) - 1, 1 << 63, u64::MAX, 1]);
+        for turn in turns {
+            for position in [0i64, -5, 4095, 131_071, 1_048_575, 1 << 39] {
+                let [cosines, sines] = turned_16(position, turn);
+                for lane in 0..16 {
+                    let (c, s) = turned(position + lane as i64, turn);
+                    let expected = [c as f32, s as f32].map(f32::to_bits);
+                    assert_eq!(
+                        [cosines[lane], sines[lane]].map(f32::to_bits),
+                        expected,
+                        "{turn:x} {position}"
+                    );
+                }
             }
         }
     }

@@ -80,7 +80,7 @@ fn halve(mut p: [f32; 16]) -> f32 {
 #[must_use]
 pub fn norm(x: &[f32]) -> Norm {
     let square = sum16(x, |v| v * v);
-    of_square(square, square)
+    Norm::of_square(square, square)
 }
 
 /// Whether `x` is finite and its squared length is, so that it can be encoded.
@@ -93,15 +93,20 @@ pub fn has_length(x: &[f32]) -> bool {
 #[must_use]
 pub fn rms(y: &[f32]) -> Norm {
     let square = sum16(y, |v| v * v);
-    of_square(square, square * (1.0 / y.len() as f32))
+    Norm::of_square(square, square * (1.0 / y.len() as f32))
 }
 
-fn of_square(square: f32, mean: f32) -> Norm {
-    if !(square >= TINY && square.is_finite()) {
-        return Norm { length: 0.0, inverse: 0.0 };
+impl Norm {
+    /// The root of `mean`, zero if the squared length is below 2^-100 or not finite.
+    #[inline]
+    #[must_use]
+    pub fn of_square(square: f32, mean: f32) -> Self {
+        if !(square >= TINY && square.is_finite()) {
+            return Self { length: 0.0, inverse: 0.0 };
+        }
+        let length = mean.sqrt();
+        Self { length, inverse: 1.0 / length }
     }
-    let length = mean.sqrt();
-    Norm { length, inverse: 1.0 / length }
 }
 
 impl ScaleRule {
@@ -124,18 +129,26 @@ impl ScaleRule {
     /// [`ScaleRule::Rms`]), `d` the channels of the vector, `u` and `v` its live stored channels.
     #[must_use]
     pub fn scale(self, length: f32, d: usize, u: &[f32], v: &[f32]) -> f32 {
+        self.of_sums(length, d, || red16_products(u, v), || red16_products(v, v))
+    }
+
+    /// As [`Self::scale`], from the sums `u.v` and `v.v`, of which only those are taken that the rule needs.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::inline_always, reason = "kernels call it for every lane")]
+    pub fn of_sums(self, length: f32, d: usize, along: impl Fn() -> f32, square: impl Fn() -> f32) -> f32 {
         if length == 0.0 {
             return 0.0;
         }
         let root = (d as f64).sqrt();
         let inverse_root = (1.0 / root) as f32;
-        let by_norm = || length / red16_products(v, v).sqrt();
+        let by_norm = || length / square().sqrt();
         match self {
             Self::Raw => length * inverse_root,
             Self::Norm => by_norm(),
-            Self::Lsq => (length * inverse_root) * (red16_products(u, v) / red16_products(v, v)),
+            Self::Lsq => (length * inverse_root) * (along() / square()),
             Self::Unbiased => {
-                let along = red16_products(u, v);
+                let along = along();
                 if along > 0.0 { (length * root as f32) / along } else { by_norm() }
             }
             Self::Rms => length,

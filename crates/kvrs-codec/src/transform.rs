@@ -102,6 +102,12 @@ impl Transform {
         }
     }
 
+    /// What makes three rounds of signs and Walsh-Hadamard of `d` channels orthonormal.
+    #[must_use]
+    pub fn orthonormal_factor(d: usize) -> f32 {
+        kappa(d) / (d as f32).sqrt()
+    }
+
     /// Prepares a query: `z = B^T q`, `[n]`.
     ///
     /// # Panics
@@ -111,7 +117,7 @@ impl Transform {
             Self::Identity { .. } => self.analyse(q, z),
             Self::Hadamard { d, .. } => {
                 self.analyse(q, z);
-                let factor = orthonormal(*d);
+                let factor = Self::orthonormal_factor(*d);
                 for v in z {
                     *v *= factor;
                 }
@@ -136,7 +142,7 @@ impl Transform {
                 let x = &mut buffer[..*d];
                 x.copy_from_slice(acc);
                 hadamard_transposed(signs, *d, x);
-                let factor = orthonormal(*d);
+                let factor = Self::orthonormal_factor(*d);
                 out.iter_mut().zip(x).for_each(|(o, x)| *o += *x * factor);
             }
             Self::Dense { matrix, d, .. } => {
@@ -156,11 +162,6 @@ fn between_rounds(d: usize) -> f32 {
 /// 1 where log2 d is even, 1/2 where it is odd: three rounds then have unit variance.
 fn kappa(d: usize) -> f32 {
     if d.ilog2().is_multiple_of(2) { 1.0 } else { 0.5 }
-}
-
-/// What makes three rounds orthonormal.
-fn orthonormal(d: usize) -> f32 {
-    kappa(d) / (d as f32).sqrt()
 }
 
 fn hadamard(signs: &[f32], d: usize, x: &mut [f32]) {

@@ -1,6 +1,8 @@
 //! Borrowed strided tensors `[batch, heads, tokens, channels]`, read and written one row at a time.
 
-use half::{bf16, f16};
+mod elements;
+
+use elements::PART;
 use kvrs_core::{Error, Result};
 
 /// Element type of a tensor.
@@ -122,15 +124,60 @@ impl<'a> View<'a> {
         let g = &self.geometry;
         let [batch, heads, tokens, channels] = g.shape;
         assert!(b < batch && h < heads && t < tokens && out.len() == channels, "row inside the view");
+        self.read_channels([b, h, t], 0, out);
+    }
+
+    /// Copies `out.len()` channels from `first` on.
+    fn read_channels(&self, [b, h, t]: [usize; 3], first: usize, out: &mut [f32]) {
+        let g = &self.geometry;
         if g.strides[3] == 1 {
-            let at = g.at([b, h, t, 0]);
-            read_contiguous(g.dtype, &self.bytes[at..at + channels * g.dtype.size()], out);
+            let at = g.at([b, h, t, first]);
+            elements::read(g.dtype, &self.bytes[at..at + out.len() * g.dtype.size()], out);
         } else {
             for (c, x) in out.iter_mut().enumerate() {
-                let at = g.at([b, h, t, c]);
-                read_contiguous(g.dtype, &self.bytes[at..at + g.dtype.size()], std::slice::from_mut(x));
+                let at = g.at([b, h, t, first + c]);
+                elements::read(g.dtype, &self.bytes[at..at + g.dtype.size()], std::slice::from_mut(x));
             }
         }
+    }
+
+    /// Writes the channels of `[batch, head, token]` into `out` as little-endian `dtype`, rounded to nearest even.
+    ///
+    /// # Panics
+    /// If an index is outside the shape or `out` is not one row of `dtype` long.
+    pub fn copy_row(&self, index: [usize; 3], dtype: Dtype, out: &mut [u8]) {
+        let g = &self.geometry;
+        let ([b, h, t], [batch, heads, tokens, channels]) = (index, g.shape);
+        assert!(b < batch && h < heads && t < tokens, "row inside the view");
+        assert!(out.len() == channels * dtype.size(), "one row of bytes");
+        if g.strides[3] == 1 && g.dtype == dtype {
+            let at = g.at([b, h, t, 0]);
+            out.copy_from_slice(&self.bytes[at..at + out.len()]);
+            return;
+        }
+        let mut values = [0.0; PART];
+        for (i, out) in out.chunks_mut(PART * dtype.size()).enumerate() {
+            let values = &mut values[..out.len() / dtype.size()];
+            self.read_channels(index, i * PART, values);
+            elements::write(dtype, values, out);
+        }
+    }
+
+    /// Whether the magnitude of every channel of `[batch, head, token]` is at most `limit`; a NaN's is not.
+    ///
+    /// # Panics
+    /// If an index is outside the shape.
+    #[must_use]
+    pub fn row_within(&self, index: [usize; 3], limit: f32) -> bool {
+        let ([b, h, t], [batch, heads, tokens, channels]) = (index, self.geometry.shape);
+        assert!(b < batch && h < heads && t < tokens, "row inside the view");
+        let mut values = [0.0; PART];
+        (0..channels).step_by(PART).all(|first| {
+            let values = &mut values[..PART.min(channels - first)];
+            self.read_channels(index, first, values);
+            // One pass without branches: `max` would hide a NaN.
+            values.iter().fold(true, |fine, x| fine & (x.abs() <= limit))
+        })
     }
 }
 
@@ -184,76 +231,18 @@ impl<'a> ViewMut<'a> {
         let g = self.geometry;
         let [batch, heads, tokens, channels] = g.shape;
         assert!(b < batch && h < heads && t < tokens && row.len() == channels, "row inside the view");
-        for (c, &x) in row.iter().enumerate() {
-            let at = g.at([b, h, t, c]);
-            let to = &mut self.bytes[at..at + g.dtype.size()];
-            match g.dtype {
-                Dtype::F32 => to.copy_from_slice(&x.to_le_bytes()),
-                Dtype::F16 => to.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
-                Dtype::Bf16 => to.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
+        if g.strides[3] == 1 {
+            let at = g.at([b, h, t, 0]);
+            elements::write(g.dtype, row, &mut self.bytes[at..at + row.len() * g.dtype.size()]);
+        } else {
+            for (c, x) in row.iter().enumerate() {
+                let at = g.at([b, h, t, c]);
+                let to = &mut self.bytes[at..at + g.dtype.size()];
+                elements::write(g.dtype, std::slice::from_ref(x), to);
             }
         }
     }
 }
 
-fn read_contiguous(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => read_elements(bytes, out, f32::from_le_bytes),
-        Dtype::F16 => read_elements(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        Dtype::Bf16 => read_elements(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-    }
-}
-
-fn read_elements<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
-    for (x, b) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
-        *x = value(*b);
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(n: usize) -> Vec<u8> {
-        (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect()
-    }
-
-    #[test]
-    fn a_transposed_view_reads_the_same_elements() {
-        let data = bytes(2 * 3 * 4);
-        let g = Geometry { strides: [24, 4, 8, 1], ..Geometry::contiguous(Dtype::F32, [1, 2, 3, 4]) };
-        let mut row = [0.0; 4];
-        View::new("k", &data, g).unwrap().read_row([0, 1, 2], &mut row);
-        assert_eq!(row, [20.0, 21.0, 22.0, 23.0]);
-    }
-
-    #[test]
-    fn negative_strides_read_backwards() {
-        let data = bytes(4);
-        let g =
-            Geometry { strides: [4, 4, 4, -1], start: 12, ..Geometry::contiguous(Dtype::F32, [1, 1, 1, 4]) };
-        let mut row = [0.0; 4];
-        View::new("k", &data, g).unwrap().read_row([0, 0, 0], &mut row);
-        assert_eq!(row, [3.0, 2.0, 1.0, 0.0]);
-    }
-
-    #[test]
-    fn a_view_outside_its_bytes_is_refused() {
-        let data = bytes(4);
-        let g = Geometry::contiguous(Dtype::F32, [1, 1, 2, 4]);
-        assert!(View::new("k", &data, g).unwrap_err().to_string().starts_with("k has shape"));
-    }
-
-    #[test]
-    fn overlapping_output_is_refused() {
-        let mut data = bytes(8);
-        let g = Geometry { strides: [8, 8, 0, 1], ..Geometry::contiguous(Dtype::F32, [1, 1, 2, 4]) };
-        assert!(ViewMut::new("out", &mut data, g).is_err());
-    }
-
-    #[test]
-    fn output_without_elements_overlaps_nowhere() {
-        let g = Geometry::contiguous(Dtype::F32, [1, 4, 0, 32]);
-        assert!(ViewMut::new("out", &mut [], g).is_ok());
-    }
-}
+mod tests;

@@ -1,23 +1,25 @@
 //! An attention call cut into jobs, their partial results merged in a fixed order.
 
-use crate::memory::{Chunk, Cpu};
+use crate::block_pass::{BlockPass, PageAt};
+use crate::kernels::Kernels;
+use crate::memory::{Chunk, Cpu, bytes};
 use crate::output::Partial;
 use crate::own::OwnHead;
-use crate::page::{ClassPass, PageAt};
+use crate::packed_pass::{PackedPass, PassCall, Workspace};
 use crate::softmax::Logits;
 use crate::visible::Visibility;
-use kvrs_codec::ViewMut;
 use kvrs_codec::backend::AttendCall;
-use kvrs_core::page::Entry;
-use rayon::prelude::*;
+use kvrs_codec::{HeadCodec, ViewMut};
+use kvrs_core::page::{Entry, Table};
+use std::cell::Cell;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Slots of a split: a query block over more of them is cut, whatever the number of threads.
 const SPLIT_SLOTS: usize = 2048;
-/// Query rows that share a loaded tile.
+/// Query rows that share a loaded page.
 const BLOCK_ROWS: usize = 128;
-/// Scores of a call below which other threads are not woken.
+/// Scores of a call below which other threads are not woken: some 60 microseconds of work.
 const SMALL_CALL: usize = 1 << 14;
 
 /// Some queries of one row against one head group.
@@ -25,26 +27,42 @@ struct Unit {
     row: usize,
     group: usize,
     queries: Range<usize>,
+    /// Its jobs, whose results are merged in this order.
+    jobs: Range<usize>,
+}
+
+/// A part of the tokens for a unit.
+struct Job {
+    unit: usize,
+    /// Entries of the unit's table.
+    entries: Range<usize>,
+    /// Whether the call's own tokens are part of it.
+    own: bool,
 }
 
 /// A call with what its jobs share.
 struct Context<'a> {
+    kernels: Option<Kernels>,
     call: &'a AttendCall<'a, Chunk>,
     logits: Logits,
     visibility: Visibility,
-    /// Entries of every table: `[row][head group]`.
-    entries: Vec<Vec<Vec<&'a Entry<Chunk>>>>,
-    /// Own tokens `[row][key-value head]`.
-    own: Vec<Vec<OwnHead>>,
+    /// Own tokens `[row][key-value head]`, read when first asked for.
+    own: Vec<OnceLock<OwnHead>>,
     /// Query heads per key-value head.
     heads: usize,
-    parallel: bool,
+    units: Vec<Unit>,
+    jobs: Vec<Job>,
 }
 
 /// Where results go; queries of different units never share a row of it.
 struct Target<'a, 'b> {
     out: &'a mut ViewMut<'b>,
     lse: Option<&'a mut [f32]>,
+}
+
+thread_local! {
+    /// Kept from call to call, so that attention allocates nothing once its buffers have grown.
+    static WORKSPACE: Cell<Option<Box<Workspace>>> = const { Cell::new(None) };
 }
 
 pub(crate) fn attend(
@@ -54,32 +72,25 @@ pub(crate) fn attend(
     mut lse: Option<&mut [f32]>,
 ) {
     clear_padding(call, out, lse.as_deref_mut());
+    let context = Context::new(cpu.kernels(), call);
     let target = Mutex::new(Target { out, lse });
-    let parallel = cpu.threads() > 1 && scores_of(call) >= SMALL_CALL;
-    if parallel {
-        cpu.on_pool(|| run(call, parallel, &target));
+    let parts: Vec<Mutex<Option<Partial>>> = context.jobs.iter().map(|_| Mutex::new(None)).collect();
+    let work = |job: usize| context.run(job, &parts, &target);
+    if scores_of(call) < SMALL_CALL {
+        (0..context.jobs.len()).for_each(work);
     } else {
-        run(call, parallel, &target);
+        cpu.for_each_job(context.jobs.len(), work);
     }
-}
-
-fn run(call: &AttendCall<'_, Chunk>, parallel: bool, target: &Mutex<Target<'_, '_>>) {
-    let context = Context::new(call, parallel);
-    let units = context.units();
-    if parallel {
-        units.par_iter().for_each(|unit| context.run_unit(unit, target));
-    } else {
-        for unit in &units {
-            context.run_unit(unit, target);
-        }
+    let mut target = target.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for unit in context.units.iter().filter(|unit| unit.jobs.len() > 1) {
+        context.merge(unit, &parts, &mut target);
     }
 }
 
 /// Scores that the call computes, roughly.
 fn scores_of(call: &AttendCall<'_, Chunk>) -> usize {
     let tokens = |row: &kvrs_codec::backend::AttendRow<'_, Chunk>| {
-        let kept: usize = row.tables.iter().map(|t| t.entries().map(Entry::count).sum::<usize>()).sum();
-        (kept / row.tables.len().max(1) + row.columns.len()) * row.columns.len()
+        (row.length + row.columns.len()) * row.columns.len()
     };
     call.rows.iter().map(tokens).sum::<usize>() * call.layer.shape.query_heads
 }
@@ -104,68 +115,81 @@ fn clear_padding(call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, mut lse: O
 }
 
 impl<'a> Context<'a> {
-    fn new(call: &'a AttendCall<'a, Chunk>, parallel: bool) -> Self {
+    fn new(kernels: Option<Kernels>, call: &'a AttendCall<'a, Chunk>) -> Self {
         let shape = &call.layer.shape;
-        let entries = call.rows.iter().map(|r| r.tables.iter().map(|t| t.entries().collect()).collect());
-        let own_row = |row: usize| -> Vec<OwnHead> {
-            let Some(own) = call.own else { return Vec::new() };
-            let read = |head| OwnHead::new(own, row, head, &call.rows[row].columns);
-            if parallel {
-                (0..shape.kv_heads).into_par_iter().map(read).collect()
-            } else {
-                (0..shape.kv_heads).map(read).collect()
-            }
-        };
-        Self {
+        let own = if call.own.is_some() { call.rows.len() * shape.kv_heads } else { 0 };
+        let mut context = Self {
+            kernels,
             call,
             logits: Logits { scale: call.scale, softcap: call.softcap },
             visibility: Visibility { causal: call.causal, sliding: shape.sliding },
-            entries: entries.collect(),
-            own: (0..call.rows.len()).map(own_row).collect(),
+            own: (0..own).map(|_| OnceLock::new()).collect(),
             heads: shape.group(),
-            parallel,
-        }
+            units: Vec::new(),
+            jobs: Vec::new(),
+        };
+        context.plan();
+        context
     }
 
     fn block_queries(&self) -> usize {
         (BLOCK_ROWS / (self.heads * self.call.layer.heads_per_group)).max(1)
     }
 
-    fn units(&self) -> Vec<Unit> {
+    /// Lists units and jobs.
+    fn plan(&mut self) {
         let step = self.block_queries();
-        let mut units = Vec::new();
         for (row, queries) in self.call.rows.iter().enumerate() {
             let count = queries.columns.len();
-            for group in 0..queries.tables.len() {
-                let blocks = (0..count).step_by(step);
-                units.extend(blocks.map(|q| Unit { row, group, queries: q..count.min(q + step) }));
+            for (group, table) in queries.tables.iter().enumerate() {
+                let splits = split(table, if count > step { usize::MAX } else { SPLIT_SLOTS });
+                for first in (0..count).step_by(step) {
+                    let (unit, jobs) = (self.units.len(), self.jobs.len());
+                    let last = splits.len() - 1;
+                    let job = |(i, entries): (usize, &Range<usize>)| Job {
+                        unit,
+                        entries: entries.clone(),
+                        own: i == last && self.call.own.is_some(),
+                    };
+                    self.jobs.extend(splits.iter().enumerate().map(job));
+                    let (queries, jobs) = (first..count.min(first + step), jobs..self.jobs.len());
+                    self.units.push(Unit { row, group, queries, jobs });
+                }
             }
         }
-        units
     }
 
-    /// Stored pages, cut by their slots alone, and the own tokens, merged in this order.
-    fn run_unit(&self, unit: &Unit, target: &Mutex<Target<'_, '_>>) {
-        let entries = &self.entries[unit.row][unit.group];
-        let whole = self.call.rows[unit.row].columns.len() > self.block_queries();
-        let splits = if whole { vec![&entries[..]] } else { split(entries) };
-        let rows = self.heads * self.call.layer.heads_per_group * unit.queries.len();
-        let mut result = Partial::new(rows, self.call.layer.shape.value_dim);
-        let stored = |split: &&[&Entry<Chunk>]| self.stored(unit, split);
-        if self.parallel && splits.len() > 1 {
-            let parts: Vec<Partial> = splits.par_iter().map(stored).collect();
-            for part in &parts {
-                result.merge(0, part);
-            }
+    fn rows(&self, unit: &Unit) -> usize {
+        self.heads * self.call.layer.heads_per_group * unit.queries.len()
+    }
+
+    /// Runs a job; the only job of a unit writes its result, others leave theirs in `parts`.
+    fn run(&self, job: usize, parts: &[Mutex<Option<Partial>>], target: &Mutex<Target<'_, '_>>) {
+        let Job { unit, ref entries, own } = self.jobs[job];
+        let unit = &self.units[unit];
+        let mut partial = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
+        WORKSPACE.with(|cell| {
+            let mut workspace = cell.take().unwrap_or_default();
+            self.add_stored(unit, entries.clone(), &mut workspace, &mut partial);
+            cell.set(Some(workspace));
+        });
+        if own {
+            self.add_own(unit, &mut partial);
+        }
+        if unit.jobs.len() == 1 {
+            self.write(unit, &mut partial, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
         } else {
-            for split in &splits {
-                result.merge(0, &stored(split));
-            }
+            *parts[job].lock().unwrap_or_else(PoisonError::into_inner) = Some(partial);
         }
-        if self.call.own.is_some() {
-            self.add_own(unit, &mut result);
+    }
+
+    fn merge(&self, unit: &Unit, parts: &[Mutex<Option<Partial>>], target: &mut Target<'_, '_>) {
+        let mut result = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
+        for part in &parts[unit.jobs.clone()] {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            result.merge(0, part.as_ref().expect("every job has left its result"));
         }
-        self.write(unit, &mut result, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
+        self.write(unit, &mut result, target);
     }
 
     /// Query head and query of a row of a unit: rows are `[head of the group][query][query head]`.
@@ -181,28 +205,78 @@ impl<'a> Context<'a> {
         self.call.q.read_row([unit.row, head, self.call.rows[unit.row].columns[query]], q);
     }
 
-    fn stored(&self, unit: &Unit, entries: &[&'a Entry<Chunk>]) -> Partial {
-        let (layer, row) = (self.call.layer, &self.call.rows[unit.row]);
-        let (key_dim, value_dim) = (layer.shape.key_dim, layer.shape.value_dim);
-        let rows = self.heads * layer.heads_per_group * unit.queries.len();
-        let mut partial = Partial::new(rows, value_dim);
-        let mut masks = vec![0; unit.queries.len()];
-        for (class, codec) in layer.classes[unit.group].iter().enumerate() {
-            let mut pages = entries.iter().filter(|entry| entry.class() == class).peekable();
+    /// Adds the entries of a table, class by class.
+    fn add_stored(&self, unit: &Unit, entries: Range<usize>, w: &mut Workspace, partial: &mut Partial) {
+        let table = self.call.rows[unit.row].tables[unit.group];
+        for (class, codec) in self.call.layer.classes[unit.group].iter().enumerate() {
+            let all = table.entries().skip(entries.start).take(entries.len());
+            let mut pages = all.filter(|entry| entry.class() == class).peekable();
             if pages.peek().is_none() {
                 continue;
             }
-            let mut pass = ClassPass::new(codec, rows, key_dim, |row, q| self.read_query(unit, row, q));
-            for entry in pages {
-                for (mask, query) in masks.iter_mut().zip(unit.queries.clone()) {
-                    *mask = self.visibility.mask(entry, row.first_index + query);
-                }
-                let page = PageAt { entry, start: row.start, masks: &masks };
-                pass.add_page(page, self.logits, self.heads);
+            let (rows, key_dim) = (self.rows(unit), self.call.layer.shape.key_dim);
+            let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
+            let pass = self.kernels.and_then(|k| PackedPass::new(k, codec, w, (rows, key_dim), read));
+            match pass {
+                Some(pass) => self.packed(unit, pass, pages, partial),
+                None => self.blocks(unit, codec, pages, partial),
             }
-            pass.finish(&mut partial, value_dim);
         }
-        partial
+    }
+
+    fn packed<'e>(
+        &self,
+        unit: &Unit,
+        mut pass: PackedPass<'_>,
+        mut pages: std::iter::Peekable<impl Iterator<Item = &'e Entry<Chunk>>>,
+        partial: &mut Partial,
+    ) {
+        let start = self.call.rows[unit.row].start;
+        let call = PassCall { logits: self.logits, group: self.heads, start };
+        let (mut batch, mut masks) = (Vec::with_capacity(pass.batch_pages()), Vec::new());
+        while let Some(entry) = pages.next() {
+            let before = masks.len();
+            masks.extend(self.masks(unit, entry));
+            if masks[before..].iter().all(|&mask| mask == 0) {
+                masks.truncate(before);
+            } else {
+                batch.push(entry);
+            }
+            let next = pages.peek();
+            if batch.len() == pass.batch_pages() || (next.is_none() && !batch.is_empty()) {
+                let after = bytes(next.copied().unwrap_or(entry).page()).as_ptr();
+                pass.add_batch(call, &batch, &masks, after);
+                batch.clear();
+                masks.clear();
+            }
+        }
+        pass.finish(partial, self.call.layer.shape.value_dim);
+    }
+
+    fn blocks<'e>(
+        &self,
+        unit: &Unit,
+        codec: &HeadCodec,
+        pages: impl Iterator<Item = &'e Entry<Chunk>>,
+        partial: &mut Partial,
+    ) {
+        let (rows, shape) = (self.rows(unit), &self.call.layer.shape);
+        let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
+        let mut pass = BlockPass::new(self.kernels, codec, rows, shape.key_dim, read);
+        let mut masks = Vec::new();
+        for entry in pages {
+            masks.clear();
+            masks.extend(self.masks(unit, entry));
+            let page = PageAt { entry, start: self.call.rows[unit.row].start, masks: &masks };
+            pass.add_page(page, self.logits, self.heads);
+        }
+        pass.finish(partial, shape.value_dim);
+    }
+
+    /// Visible slots of an entry per query.
+    fn masks(&self, unit: &Unit, entry: &Entry<Chunk>) -> impl Iterator<Item = u64> {
+        let first = self.call.rows[unit.row].first_index;
+        unit.queries.clone().map(move |query| self.visibility.mask(entry, first + query))
     }
 
     fn add_own(&self, unit: &Unit, result: &mut Partial) {
@@ -213,10 +287,22 @@ impl<'a> Context<'a> {
             for (i, q) in q.chunks_exact_mut(dim).enumerate() {
                 self.read_query(unit, part * per_head + i, q);
             }
-            let own = &self.own[unit.row][unit.group * layer.heads_per_group + part];
-            let partial = own.attend(&q, unit.queries.clone(), layer.shape.sliding, self.logits);
+            let head = unit.group * layer.heads_per_group + part;
+            let partial = self.own_head(unit.row, head).attend(
+                &q,
+                unit.queries.clone(),
+                layer.shape.sliding,
+                self.logits,
+            );
             result.merge(part * per_head, &partial);
         }
+    }
+
+    fn own_head(&self, row: usize, head: usize) -> &OwnHead {
+        self.own[row * self.call.layer.shape.kv_heads + head].get_or_init(|| {
+            let own = self.call.own.expect("asked for only when the call brings tokens");
+            OwnHead::new(own, row, head, &self.call.rows[row].columns)
+        })
     }
 
     fn write(&self, unit: &Unit, result: &mut Partial, target: &mut Target<'_, '_>) {
@@ -233,18 +319,20 @@ impl<'a> Context<'a> {
     }
 }
 
-fn split<'e, 'a>(entries: &'e [&'a Entry<Chunk>]) -> Vec<&'e [&'a Entry<Chunk>]> {
+/// Entries of a table in ranges of about `most` slots; at least one.
+fn split(table: &Table<Chunk>, most: usize) -> Vec<Range<usize>> {
     let mut splits = Vec::new();
-    let (mut from, mut slots) = (0, 0);
-    for (i, entry) in entries.iter().enumerate() {
+    let (mut from, mut slots, mut entries) = (0, 0, 0);
+    for entry in table.entries() {
+        entries += 1;
         slots += entry.count();
-        if slots >= SPLIT_SLOTS {
-            splits.push(&entries[from..=i]);
-            (from, slots) = (i + 1, 0);
+        if slots >= most {
+            splits.push(from..entries);
+            (from, slots) = (entries, 0);
         }
     }
-    if from < entries.len() {
-        splits.push(&entries[from..]);
+    if from < entries || splits.is_empty() {
+        splits.push(from..entries);
     }
     splits
 }

@@ -2,12 +2,17 @@
 
 use crate::memory::{Chunk, Cpu, bytes, bytes_mut};
 use kvrs_codec::backend::{AttendCall, Backend, RawRows};
-use kvrs_codec::layout::{copy_slot, run_range, write_row};
+use kvrs_codec::desc::{Elem, TILE};
+use kvrs_codec::layout::{copy_slot, row_bytes_mut, run_range};
 use kvrs_codec::tile::decode_slot;
-use kvrs_codec::{HeadCodec, Side, View, ViewMut};
+use kvrs_codec::{Dtype, HeadCodec, Side, View, ViewMut};
 use kvrs_core::page::{Entry, Page};
 
 impl Backend for Cpu {
+    fn check(&self) -> kvrs_core::Result<()> {
+        self.isa().map(|_| ())
+    }
+
     fn store_raw(&self, codec: &HeadCodec, page: &mut Page<Chunk>, slot: usize, rows: RawRows<'_>) {
         let page = bytes_mut(page);
         for (side, view) in [(Side::Key, rows.k), (Side::Value, rows.v)] {
@@ -24,7 +29,8 @@ impl Backend for Cpu {
         slot: usize,
     ) {
         let raw: Vec<&[u8]> = raw.iter().map(|page| bytes(page)).collect();
-        crate::encode::seal(codecs, &raw, position, bytes_mut(page), slot);
+        let isa = self.isa().unwrap_or(crate::isa::Isa::Scalar);
+        crate::encode::seal(isa, codecs, &raw, position, bytes_mut(page), slot);
     }
 
     fn attend(&self, call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, lse: Option<&mut [f32]>) {
@@ -54,10 +60,11 @@ impl Backend for Cpu {
     }
 
     fn huge_pages(&self) -> bool {
-        false
+        self.on_huge_pages()
     }
 }
 
+/// Copies or rounds rows straight from the caller's tensor into the page.
 fn store_side(
     codec: &HeadCodec,
     side: Side,
@@ -66,14 +73,20 @@ fn store_side(
     view: View<'_>,
     rows: &RawRows<'_>,
 ) {
-    let (desc, heads) = (codec.desc.side(side), codec.desc.heads as usize);
-    let (run, dim) = (&desc.runs[0], view.shape()[3]);
-    let mut row = vec![0.0; heads * dim];
-    for (i, &column) in rows.columns.iter().enumerate() {
-        for (head, out) in row.chunks_exact_mut(dim).enumerate() {
-            view.read_row([rows.row, rows.head + head, column], out);
+    let (run, heads) = (&codec.desc.side(side).runs[0], codec.desc.heads as usize);
+    let row_bytes = view.shape()[3] * 2;
+    let dtype = match run.elem {
+        Elem::F16 => Dtype::F16,
+        Elem::Bf16 => Dtype::Bf16,
+        other => unreachable!("16-bit rows hold f16 or bf16, not {other:?}"),
+    };
+    for (slot, &column) in (slot..).zip(rows.columns) {
+        let tile = &mut page[run_range(&codec.desc, side, run, slot / TILE)];
+        let row = row_bytes_mut(tile, slot % TILE, run.channels as usize);
+        let (data, pad) = row.split_at_mut(heads * row_bytes);
+        for (head, out) in data.chunks_exact_mut(row_bytes).enumerate() {
+            view.copy_row([rows.row, rows.head + head, column], dtype, out);
         }
-        let tile = &mut page[run_range(&codec.desc, side, run, (slot + i) / 16)];
-        write_row(run.elem, &row, tile, (slot + i) % 16, run.channels as usize);
+        pad.fill(0);
     }
 }

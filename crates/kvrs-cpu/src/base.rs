@@ -4,11 +4,13 @@
 //! meet a table of cosines and sines per slot that never changes ([`KeyOffset`]): no memory traffic.
 
 use crate::gemm::{Matrix, product};
+use crate::kernels::Kernels;
 use crate::lanes::{Lanes, add_sums};
 use kvrs_codec::offset::KeyOffset;
 
 /// Query rows against the offset of one class.
 pub(crate) struct BaseScores<'a> {
+    kernels: Option<Kernels>,
     offset: &'a KeyOffset,
     slots: usize,
     /// Queries `[rows][key_dim]`.
@@ -18,6 +20,15 @@ pub(crate) struct BaseScores<'a> {
     /// Products of query and constant, turned to one position `[rows][2 pairs]`.
     ab: Vec<f32>,
     table: Table,
+}
+
+/// Scores of a page inside rows of scores.
+pub(crate) struct Scores<'a> {
+    pub(crate) all: &'a mut [f32],
+    /// Scores of a row.
+    pub(crate) row: usize,
+    /// The page's first in its row.
+    pub(crate) at: usize,
 }
 
 /// Cosines and sines of the slots, counted from the page's start.
@@ -30,20 +41,35 @@ enum Table {
 
 impl<'a> BaseScores<'a> {
     /// `q` holds the queries `[rows][key_dim]`; `wide`: there are so many that a matrix product pays.
-    pub(crate) fn new(offset: &'a KeyOffset, q: Vec<f32>, rows: usize, slots: usize, wide: bool) -> Self {
+    pub(crate) fn new(
+        kernels: Option<Kernels>,
+        offset: &'a KeyOffset,
+        q: Vec<f32>,
+        (rows, slots): (usize, usize),
+        wide: bool,
+    ) -> Self {
         let pairs = offset.base_pairs();
         let (turns, ab) = (vec![[0.0; 2]; pairs], vec![0.0; rows * 2 * pairs]);
-        Self { offset, slots, q, turns, ab, table: Table::new(offset.table(), 2 * pairs, slots, wide) }
+        Self {
+            kernels,
+            offset,
+            slots,
+            q,
+            turns,
+            ab,
+            table: Table::new(offset.table(), 2 * pairs, slots, wide),
+        }
     }
 
-    /// Adds the offset's scores of the live slots to `scores` `[rows][slots]`; `run`: positions are consecutive.
-    pub(crate) fn add(&mut self, live: u64, run: bool, position: impl Fn(usize) -> i64, scores: &mut [f32]) {
+    /// Adds the offset's scores of the live slots to the scores; `run`: positions are consecutive.
+    pub(crate) fn add(&mut self, live: u64, run: bool, position: impl Fn(usize) -> i64, scores: Scores<'_>) {
+        let mut scores = scores;
         if run {
             self.add_run(position(0), scores);
         } else {
             (0..self.slots)
                 .filter(|s| live >> s & 1 == 1)
-                .for_each(|s| self.add_slot(s, position(s), scores));
+                .for_each(|s| self.add_slot(s, position(s), &mut scores));
         }
     }
 
@@ -56,26 +82,26 @@ impl<'a> BaseScores<'a> {
         }
     }
 
-    fn add_run(&mut self, start: i64, scores: &mut [f32]) {
+    fn add_run(&mut self, start: i64, scores: Scores<'_>) {
         self.turn_to(start);
-        let (len, slots) = (2 * self.turns.len(), self.slots);
+        let (len, slots, Scores { all, row, at }) = (2 * self.turns.len(), self.slots, scores);
         match &self.table {
             Table::Lanes(table) => {
                 for (tile, table) in table.chunks_exact(len).enumerate() {
-                    add_sums(&self.ab, (len, 0), table, scores, (slots, 16 * tile));
+                    add_sums(self.kernels, &self.ab, (len, 0), table, all, (row, at + 16 * tile));
                 }
             }
             Table::Wide(table) => {
                 let (a, b) = (Matrix::rows(&self.ab, len), Matrix::rows(table, slots));
-                product([scores.len() / slots, len, slots], a, b, 1.0, scores, slots);
+                product([self.ab.len() / len, len, slots], a, b, 1.0, &mut all[at..], row);
             }
         }
     }
 
-    fn add_slot(&mut self, slot: usize, position: i64, scores: &mut [f32]) {
+    fn add_slot(&mut self, slot: usize, position: i64, scores: &mut Scores<'_>) {
         self.turn_to(position);
-        let rows = self.ab.chunks_exact(2 * self.turns.len()).zip(scores.chunks_exact_mut(self.slots));
-        rows.for_each(|(ab, scores)| scores[slot] += self.offset.score(ab, 0));
+        let rows = self.ab.chunks_exact(2 * self.turns.len()).zip(scores.all.chunks_exact_mut(scores.row));
+        rows.for_each(|(ab, all)| all[scores.at + slot] += self.offset.score(ab, 0));
     }
 }
 

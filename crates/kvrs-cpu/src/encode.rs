@@ -1,12 +1,55 @@
 //! Encoding of raw pages.
 
+use crate::isa::Isa;
+use crate::simd::encode::{Scratch, TileArgs};
+use crate::simd::search::{Found, Search};
 use kvrs_codec::desc::TILE;
-use kvrs_codec::encode::EncodeContext;
+use kvrs_codec::encode::{EncodeContext, ScaledEncoder};
 use kvrs_codec::layout::{read_row, run_range, write_row};
-use kvrs_codec::{HeadCodec, Side};
+use kvrs_codec::{Elem, HeadCodec, Side};
+use std::cell::RefCell;
+
+thread_local! {
+    /// Codebooks and working memory, kept from call to call so that none allocates.
+    static KEPT: RefCell<(Vec<Found>, Scratch)> = RefCell::default();
+}
+
+/// Encodes one tile by vectors of an instruction set.
+pub(crate) type Kernel = fn(&mut TileArgs<'_>);
 
 /// Encodes full raw pages into `page` from `slot` on; `codecs` are those of the raw and of the target page.
 pub(crate) fn seal(
+    isa: Isa,
+    codecs: (&HeadCodec, &HeadCodec),
+    raw: &[&[u8]],
+    position: i64,
+    page: &mut [u8],
+    slot: usize,
+) {
+    seal_with(kernel(isa), codecs, raw, position, page, slot);
+}
+
+/// The kernel of `isa`; `None`: the scalar encoder, also for one that this CPU lacks.
+pub(crate) fn kernel(isa: Isa) -> Option<Kernel> {
+    if isa > Isa::detected() {
+        return None;
+    }
+    match isa {
+        Isa::Scalar => None,
+        // SAFETY: the CPU has the instruction set.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Some(|args| unsafe { crate::x86::encode::encode_avx2(args) }),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Some(|args| unsafe { crate::x86::encode::encode_avx512(args) }),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => None,
+    }
+}
+
+/// As [`seal`], with that kernel; `None`: with the scalar encoder.
+pub(crate) fn seal_with(
+    kernel: Option<Kernel>,
     (raw_codec, codec): (&HeadCodec, &HeadCodec),
     raw: &[&[u8]],
     position: i64,
@@ -14,26 +57,108 @@ pub(crate) fn seal(
     slot: usize,
 ) {
     for side in [Side::Key, Side::Value] {
-        let desc = raw_codec.desc.side(side);
-        let width = (desc.parts * desc.d) as usize;
-        let rows = read_rows(raw_codec, side, raw, width);
-        match &codec.side(side).1.encoder {
-            Some(encoder) => encoder.encode(&EncodeContext::new(codec, side), &rows, position, page, slot),
-            None => write_rows(codec, side, &rows, width, page, slot),
+        let from = Raw::new(raw_codec, side, raw);
+        let context = EncodeContext::new(codec, side);
+        let Some(encoder) = &context.codec.encoder else {
+            write_rows(codec, side, &from.read(), from.width, page, slot);
+            continue;
+        };
+        let done = kernel.is_some_and(|kernel| seal_by(kernel, context, &from, position, page, slot));
+        if !done {
+            encoder.encode(&context, &from.read(), position, page, slot);
         }
     }
 }
 
-/// The rows `[tokens][width]` of full raw pages.
-fn read_rows(codec: &HeadCodec, side: Side, raw: &[&[u8]], width: usize) -> Vec<f32> {
-    let (run, slots) = (&codec.desc.side(side).runs[0], codec.desc.slots as usize);
-    let mut rows = vec![0.0; raw.len() * slots * width];
-    for (token, row) in rows.chunks_exact_mut(width).enumerate() {
-        let (page, slot) = (raw[token / slots], token % slots);
-        let tile = &page[run_range(&codec.desc, side, run, slot / TILE)];
-        read_row(run.elem, tile, slot % TILE, run.channels as usize, row);
+/// Encodes one side by a kernel; `false` where only the scalar encoder serves.
+fn seal_by(
+    kernel: Kernel,
+    context: EncodeContext<'_>,
+    from: &Raw<'_>,
+    position: i64,
+    page: &mut [u8],
+    slot: usize,
+) -> bool {
+    let Some(encoder) = context.codec.encoder.as_ref().and_then(|e| e.as_scaled()) else { return false };
+    KEPT.with_borrow_mut(|(books, scratch)| {
+        if context.codec.transform.d() != from.width || !find_books(&context, encoder, books) {
+            return false;
+        }
+        for tile in 0..from.pages.len() * from.tiles {
+            kernel(&mut TileArgs {
+                context,
+                rule: encoder.rule,
+                books,
+                elem: from.elem,
+                rows: from.tile(tile),
+                position: position + (TILE * tile) as i64,
+                page,
+                slot: slot + TILE * tile,
+                scratch,
+            });
+        }
+        true
+    })
+}
+
+/// Looks up how kernels search the runs' codebooks; `false` where they cannot, or for dimensions that are no multiple
+/// of 4.
+fn find_books(context: &EncodeContext<'_>, encoder: &ScaledEncoder, books: &mut Vec<Found>) -> bool {
+    let (transform, runs) = (&context.codec.transform, &context.desc().runs);
+    books.clear();
+    if !transform.d().is_multiple_of(4)
+        || !transform.live().is_multiple_of(4)
+        || runs.len() != encoder.books.len()
+    {
+        return false;
     }
-    rows
+    for (run, book) in runs.iter().zip(&encoder.books) {
+        match Search::of(book) {
+            Some(found) if book.width == run.width => books.push(found),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Full raw pages of one side.
+struct Raw<'a> {
+    codec: &'a HeadCodec,
+    side: Side,
+    pages: &'a [&'a [u8]],
+    elem: Elem,
+    /// Channels of a row without padding.
+    width: usize,
+    /// Channels of a row.
+    channels: usize,
+    /// Tiles of a page.
+    tiles: usize,
+}
+
+impl<'a> Raw<'a> {
+    fn new(codec: &'a HeadCodec, side: Side, pages: &'a [&'a [u8]]) -> Self {
+        let desc = codec.desc.side(side);
+        let run = &desc.runs[0];
+        let (width, channels) = ((desc.parts * desc.d) as usize, run.channels as usize);
+        Self { codec, side, pages, elem: run.elem, width, channels, tiles: codec.desc.tiles() }
+    }
+
+    /// The rows `[16][chunk]` of a tile, counted over all pages.
+    fn tile(&self, tile: usize) -> &'a [[u8; 32]] {
+        let run = &self.codec.desc.side(self.side).runs[0];
+        let page = self.pages[tile / self.tiles];
+        page[run_range(&self.codec.desc, self.side, run, tile % self.tiles)].as_chunks().0
+    }
+
+    /// The rows `[tokens][width]`.
+    fn read(&self) -> Vec<f32> {
+        let mut rows = vec![0.0; self.pages.len() * self.tiles * TILE * self.width];
+        for (token, row) in rows.chunks_exact_mut(self.width).enumerate() {
+            let tile = self.tile(token / TILE).as_flattened();
+            read_row(self.elem, tile, token % TILE, self.channels, row);
+        }
+        rows
+    }
 }
 
 fn write_rows(codec: &HeadCodec, side: Side, rows: &[f32], width: usize, page: &mut [u8], slot: usize) {

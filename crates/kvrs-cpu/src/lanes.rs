@@ -1,5 +1,8 @@
 //! Loops over 16 lanes that the compiler vectorises on any x86-64.
 
+use crate::kernels::Kernels;
+use crate::simd::lanes::LaneArgs;
+
 /// 16 tokens (keys) or 16 channels (values).
 pub(crate) type Lanes = [f32; 16];
 
@@ -20,6 +23,25 @@ fn accumulate<const Q: usize>(weights: [&[f32]; Q], rows: &[Lanes], acc: &mut [L
 /// Adds `sum over i of weights[q][i] * rows[i]` to the 16 floats at `to[q * to_stride + at]`, for every row q of
 /// weights that starts at `q * stride + from`.
 pub(crate) fn add_sums(
+    kernels: Option<Kernels>,
+    weights: &[f32],
+    (stride, from): (usize, usize),
+    lanes: &[Lanes],
+    to: &mut [f32],
+    (to_stride, at): (usize, usize),
+) {
+    let rows = weights.len() / stride;
+    match kernels {
+        None => scalar_sums(weights, (stride, from), lanes, to, (to_stride, at)),
+        Some(kernels) if rows > 0 => {
+            let (weights, to) = (&weights[from..], &mut to[at..]);
+            kernels.lane_sums(&mut LaneArgs { weights, stride, lanes, to, to_stride, rows });
+        }
+        Some(_) => {}
+    }
+}
+
+fn scalar_sums(
     weights: &[f32],
     (stride, from): (usize, usize),
     rows: &[Lanes],
@@ -115,7 +137,7 @@ mod tests {
         for count in 0..6 {
             let weights: Vec<f32> = (0..count * 9).map(|i| (i % 5) as f32 - 2.0).collect();
             let mut got = vec![1.0; count * 40];
-            add_sums(&weights, (9, 2), &rows, &mut got, (40, 3));
+            scalar_sums(&weights, (9, 2), &rows, &mut got, (40, 3));
             for (q, l) in (0..count).flat_map(|q| (0..40).map(move |l| (q, l))) {
                 let sum: f32 = (0..7).map(|i| weights[q * 9 + 2 + i] * (i * 16 + l.max(3) - 3) as f32).sum();
                 let expected = if (3..19).contains(&l) { 1.0 + sum } else { 1.0 };

@@ -6,17 +6,29 @@
 mod attend;
 mod backend;
 mod base;
+mod block_pass;
 mod class;
+mod digits;
 mod encode;
 mod gemm;
+mod isa;
+mod jobs;
+mod kernels;
 mod lanes;
 pub mod memory;
 mod output;
 mod own;
-mod page;
+mod packed;
+mod packed_pass;
+mod simd;
 mod softmax;
+#[cfg(test)]
+mod testing;
 mod threads;
 mod visible;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
+pub use isa::Isa;
 pub use memory::Cpu;
 pub use threads::{get_num_threads, set_num_threads};

@@ -26,7 +26,7 @@ impl Logits {
 }
 
 /// Largest logit and sum of exponentials so far, per row.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Running {
     pub(crate) max: Vec<f32>,
     pub(crate) sum: Vec<f32>,
@@ -34,7 +34,17 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(rows: usize) -> Self {
-        Self { max: vec![f32::NEG_INFINITY; rows], sum: vec![0.0; rows] }
+        let mut running = Self::default();
+        running.reset(rows);
+        running
+    }
+
+    /// `rows` rows that have seen nothing.
+    pub(crate) fn reset(&mut self, rows: usize) {
+        self.max.clear();
+        self.max.resize(rows, f32::NEG_INFINITY);
+        self.sum.clear();
+        self.sum.resize(rows, 0.0);
     }
 
     /// Turns up to 64 scores of a row into weights relative to the new maximum and rescales the row's sums.

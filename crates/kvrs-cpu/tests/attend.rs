@@ -133,8 +133,14 @@ impl Case {
     }
 }
 
+/// `PROPTEST_CASES`, or enough to meet most combinations.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").map_or(150, |cases| cases.parse().unwrap());
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn attention_on_random_descriptors_equals_attention_on_what_they_decode_to(seed: u64) {

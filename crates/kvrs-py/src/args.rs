@@ -7,15 +7,23 @@ use half::{bf16, f16};
 use kvrs::{Dtype, Error, SeqId};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyString};
+use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 
 /// An integer; bools, floats and strings are refused.
 pub(crate) fn integer(what: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+    if let Some(number) = exact(value) {
+        return Ok(number);
+    }
     let plain = !value.is_instance_of::<PyBool>() && !value.is_instance_of::<PyFloat>();
     match value.extract() {
         Ok(number) if plain => Ok(number),
         _ => Err(wrong_type(what, value, "an int")),
     }
+}
+
+/// The value of a Python int, neither a bool nor any other kind, that fits 64 bits.
+fn exact(value: &Bound<'_, PyAny>) -> Option<i64> {
+    value.cast_exact::<PyInt>().ok()?.extract().ok()
 }
 
 /// An integer from 0 on.
@@ -52,6 +60,12 @@ pub(crate) fn sequence(what: &str, value: &Bound<'_, PyAny>) -> PyResult<SeqId> 
 
 /// One id or several.
 pub(crate) fn sequences(value: &Bound<'_, PyAny>) -> PyResult<Vec<SeqId>> {
+    if let Ok(list) = value.cast_exact::<PyList>() {
+        let id = |item: Bound<'_, PyAny>| exact(&item).and_then(|id| u64::try_from(id).ok()).map(SeqId);
+        if let Some(ids) = list.iter().map(id).collect() {
+            return Ok(ids);
+        }
+    }
     if value.is_instance_of::<PyString>() {
         return Err(wrong_type("seqs", value, "an int or a list of ints"));
     }

@@ -103,20 +103,23 @@ impl Buffer {
 
     fn managed<M: ManagedTensorBase>(self: &Arc<Self>) -> PyResult<Managed<M>> {
         let broken = |e: &dyn std::fmt::Display| PyRuntimeError::new_err(e.to_string());
-        let strides = dlpark::tensor::compact_strides(&self.shape).map_err(|e| broken(&e))?;
-        let mut made = Dynamic::new(&self.shape[..], &strides[..])
-            .initialize_as::<M>(Arc::clone(self))
-            .map_err(|e| broken(&e))?;
+        let made = Dynamic::compact(&self.shape[..]).initialize_as::<M>(Arc::clone(self));
+        let mut made = made.map_err(|e| broken(&e))?;
         let data = self.words.as_ptr().cast_mut().cast();
         made.set_data(data).set_dtype(self.element.dlpack()).set_device(DLDevice::CPU);
         // SAFETY: the context owns the words, which hold as many elements as the shape says; strides are explicit.
         Ok(unsafe { made.finish() })
     }
 
-    /// A tensor of the kind of `like`: torch for torch, else an [`Array`].
-    pub(crate) fn into_kind_of<'py>(self, like: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    /// A tensor of the kind of `like`, which was imported through `api` if it has one: torch for torch, else an
+    /// [`Array`].
+    pub(crate) fn into_kind_of<'py>(
+        self,
+        like: &Bound<'py, PyAny>,
+        api: Option<&ExchangeApi>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, buffer) = (like.py(), Arc::new(self));
-        if let Some(api) = ExchangeApi::from_object(like.as_borrowed())? {
+        if let Some(api) = api {
             return api.managed_tensor_to_py_object_no_sync(buffer.managed()?, py);
         }
         let array = Bound::new(py, Array(buffer))?.into_any();

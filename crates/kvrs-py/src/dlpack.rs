@@ -1,17 +1,25 @@
 //! Tensors in: any DLPack object, borrowed without a copy.
 
-use crate::errors::{exception, raise, shorten};
-use dlpark::DlpackFlags;
-use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
-use dlpark::python::{ImportRequest, ImportedDlpack, from_dlpack};
+mod import;
+
+use crate::errors::raise;
+use dlpark::ffi::{DLDataType, DLTensor};
+use dlpark::python::ImportedDlpack;
+use dlpark::python::consumer::exchange::ExchangeApi;
+use dlpark::{DlpackFlags, TensorRef};
 use half::{bf16, f16};
+use import::{check_device, dtype_name, import, refuse_lazy, unreadable};
 use kvrs::{Dtype, Error, Geometry, View, ViewMut};
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 
 /// Most dimensions that any argument has.
 const MAX_RANK: usize = 4;
+
+/// What keeps a tensor's memory: both are held, neither is looked at again.
+enum Owner {
+    Managed(#[allow(dead_code, reason = "held")] ImportedDlpack),
+    Object(#[allow(dead_code, reason = "held")] Py<PyAny>),
+}
 
 /// A producer's tensor, kept alive, and where its bytes lie.
 pub(crate) struct Tensor {
@@ -28,23 +36,73 @@ pub(crate) struct Tensor {
     /// Byte offset of the first element above `low`.
     start: usize,
     read_only: bool,
-    _owner: ImportedDlpack,
+    /// The C exchange interface that it came through.
+    exchange: Option<ExchangeApi>,
+    _owner: Owner,
+}
+
+/// How an argument is named and what is asked of it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    what: &'a str,
+    rank: usize,
+    axes: &'a str,
 }
 
 impl Tensor {
-    /// Imports `object` if it lies in host memory and has `rank` dimensions; `axes` names them in the error.
+    /// Imports `object` for reading if it lies in host memory and has `rank` dimensions; `axes` names them in the
+    /// error.
     pub(crate) fn new(what: &str, object: &Bound<'_, PyAny>, rank: usize, axes: &str) -> PyResult<Self> {
-        let py = object.py();
-        let owner = import(what, object)?;
+        refuse_lazy(what, object)?;
+        let asked = Asked { what, rank, axes };
+        match Self::borrowed(asked, object) {
+            Some(tensor) => tensor,
+            None => Self::managed(asked, object),
+        }
+    }
+
+    /// Imports `object` for writing; otherwise as [`Tensor::new`].
+    pub(crate) fn writable(what: &str, object: &Bound<'_, PyAny>, rank: usize, axes: &str) -> PyResult<Self> {
+        refuse_lazy(what, object)?;
+        Self::managed(Asked { what, rank, axes }, object)
+    }
+
+    /// Where a C exchange interface says that the tensor lies: no call into Python, no allocation. `None` if the
+    /// producer has none or refuses this tensor. It knows no read-only flag, so these are read only.
+    fn borrowed(asked: Asked<'_>, object: &Bound<'_, PyAny>) -> Option<PyResult<Self>> {
+        let exchange = ExchangeApi::from_object(object.as_borrowed()).ok()??;
+        let read = |tensor: &DLTensor, _| {
+            // SAFETY: the producer keeps the descriptor readable during this callback.
+            let tensor = unsafe { TensorRef::from_raw(tensor) };
+            let tensor = tensor.map_err(|e| unreadable(asked.what, object, e.to_string()))?;
+            Self::read(asked, object, &tensor, true)
+        };
+        let read = exchange.with_tensor_view_no_sync(object.as_borrowed(), read).ok()?;
+        Some(read.map(|read| Self { exchange: Some(exchange), ..read }))
+    }
+
+    fn managed(asked: Asked<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let owner = import(asked.what, object)?;
+        let read_only = owner.flags().contains(DlpackFlags::READ_ONLY);
+        let tensor = owner.validate().map_err(|e| unreadable(asked.what, object, e.to_string()))?;
+        let read = Self::read(asked, object, &tensor, read_only)?;
+        Ok(Self { _owner: Owner::Managed(owner), ..read })
+    }
+
+    /// Takes over what the descriptor says; the object itself is the owner.
+    fn read(
+        asked: Asked<'_>,
+        object: &Bound<'_, PyAny>,
+        tensor: &TensorRef<'_>,
+        read_only: bool,
+    ) -> PyResult<Self> {
+        let (py, what) = (object.py(), asked.what);
         let broken = |e: dlpark::tensor::Error| unreadable(what, object, e.to_string());
-        let tensor = owner.validate().map_err(broken)?;
         check_device(py, what, tensor.device())?;
         let (extents, steps) = (tensor.shape(), tensor.strides_or_compact().map_err(broken)?);
-        if extents.len() != rank {
-            return Err(raise(
-                py,
-                &Error::shape(what, format!("{extents:?}"), format!("{rank} dimensions {axes}")),
-            ));
+        if extents.len() != asked.rank {
+            let allowed = format!("{} dimensions {}", asked.rank, asked.axes);
+            return Err(raise(py, &Error::shape(what, format!("{extents:?}"), allowed)));
         }
         let mut shape = [1; MAX_RANK];
         shape.iter_mut().zip(extents).for_each(|(to, &extent)| *to = extent as usize);
@@ -64,8 +122,23 @@ impl Tensor {
             // SAFETY: `below` bytes lie between the lowest and the first element of the same allocation.
             low = unsafe { first.cast_mut().sub(below) };
         }
-        let read_only = owner.flags().contains(DlpackFlags::READ_ONLY);
-        Ok(Self { dtype, rank, shape, strides, low, span, start: below, read_only, _owner: owner })
+        Ok(Self {
+            dtype,
+            rank: asked.rank,
+            shape,
+            strides,
+            low,
+            span,
+            start: below,
+            read_only,
+            exchange: None,
+            _owner: Owner::Object(object.clone().unbind()),
+        })
+    }
+
+    /// The C exchange interface that it came through, if it did.
+    pub(crate) fn exchange(&self) -> Option<&ExchangeApi> {
+        self.exchange.as_ref()
     }
 
     /// Extents.
@@ -106,8 +179,8 @@ impl Tensor {
 
     /// All bytes from the lowest to the highest element.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `low..low + span` lies in the producer's allocation, which `_owner` keeps alive; callers must
-        // not write to an argument while a call reads it, as with every array library.
+        // SAFETY: `low..low + span` lies in the producer's allocation, which `_owner` keeps alive; callers must not
+        // write to an argument, resize it or give it other memory while a call reads it, as with every array library.
         unsafe { std::slice::from_raw_parts(self.low, self.span) }
     }
 
@@ -176,103 +249,4 @@ fn reach(shape: &[usize], strides: &[isize], size: usize) -> Option<(usize, usiz
     }
     let span = below.checked_add(above)?;
     (isize::try_from(span).is_ok()).then_some((below, span))
-}
-
-fn import(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ImportedDlpack> {
-    refuse_lazy(what, object)?;
-    let request = ImportRequest::new(object.as_borrowed()).map_err(|e| reword(what, object, e))?;
-    // A capsule tells its device only once it is imported.
-    if let Ok(device) = request.device() {
-        check_device(object.py(), what, device)?;
-    }
-    request.import(None, None).or_else(|error| import_old(what, object, error))
-}
-
-/// Producers from before DLPack 1.0 do not know `max_version`.
-fn import_old(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyResult<ImportedDlpack> {
-    if error.is_instance_of::<PyTypeError>(object.py())
-        && let Ok(capsule) = object.call_method0(intern!(object.py(), "__dlpack__"))
-    {
-        return from_dlpack(capsule.as_borrowed(), None, None).map_err(|e| reword(what, object, e));
-    }
-    Err(reword(what, object, error))
-}
-
-/// The C exchange path of torch exports tensors that require grad, and views whose sign is still to be turned.
-fn refuse_lazy(what: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
-    let py = object.py();
-    let Some(flag) = object.getattr_opt(intern!(py, "requires_grad"))? else { return Ok(()) };
-    if flag.is_truthy()? {
-        let allowed = format!("a tensor without gradient: pass {what}.detach()");
-        return Err(raise(py, &Error::argument(what, "a tensor that requires grad", allowed)));
-    }
-    if let Some(is_neg) = object.getattr_opt(intern!(py, "is_neg"))?
-        && is_neg.call0()?.is_truthy()?
-    {
-        let allowed = format!("a tensor with its own values: pass {what}.resolve_neg()");
-        return Err(raise(py, &Error::argument(what, "a negative view", allowed)));
-    }
-    Ok(())
-}
-
-fn check_device(py: Python<'_>, what: &str, device: DLDevice) -> PyResult<()> {
-    let name = match device.device_type {
-        DLDeviceType::CPU | DLDeviceType::CUDAHOST => return Ok(()),
-        DLDeviceType::CUDA => "cuda".to_owned(),
-        DLDeviceType::ROCM => "rocm".to_owned(),
-        DLDeviceType::METAL => "metal".to_owned(),
-        other => format!("DLPack device type {}", other.0),
-    };
-    Err(raise(py, &Error::device(what, format!("{name}:{}", device.device_id), "cpu, as the store")))
-}
-
-/// Says in our words why a producer refused.
-fn reword(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let py = object.py();
-    let ordinary = error.is_instance_of::<PyBufferError>(py)
-        || error.is_instance_of::<PyTypeError>(py)
-        || error.is_instance_of::<PyValueError>(py)
-        || error.is_instance_of::<PyRuntimeError>(py)
-        || error.is_instance_of::<PyAttributeError>(py);
-    if !ordinary {
-        return error;
-    }
-    if object.getattr("is_meta").is_ok_and(|x| x.is_truthy().unwrap_or(false)) {
-        return raise(py, &Error::device(what, "meta", "cpu, as the store"));
-    }
-    if let Ok(layout) = object.getattr("layout")
-        && layout.to_string() != "torch.strided"
-    {
-        return raise(py, &Error::argument(what, format!("of layout {layout}"), "a strided tensor"));
-    }
-    let capsule = object.is_instance_of::<pyo3::types::PyCapsule>();
-    if !capsule && !object.hasattr("__dlpack__").unwrap_or(false) {
-        let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |n| n.to_string());
-        let allowed = "a DLPack tensor (torch.Tensor, numpy.ndarray, ...)";
-        return exception(py, "DTypeError", &format!("{what} is of type {kind}; allowed: {allowed}"));
-    }
-    let reworded = unreadable(what, object, error.value(py).to_string());
-    reworded.set_cause(py, Some(error));
-    reworded
-}
-
-fn unreadable(what: &str, object: &Bound<'_, PyAny>, why: impl AsRef<str>) -> PyErr {
-    let got = format!("not readable through DLPack ({})", shorten(why.as_ref()));
-    raise(object.py(), &Error::argument(what, got, "a strided tensor of native floats in host memory"))
-}
-
-/// The name of an element type, as array libraries spell it.
-fn dtype_name(dtype: DLDataType) -> String {
-    let DLDataType { code, bits, lanes } = dtype;
-    let kind = match code {
-        DLDataTypeCode::INT => "int",
-        DLDataTypeCode::UINT => "uint",
-        DLDataTypeCode::FLOAT => "float",
-        DLDataTypeCode::BFLOAT => "bfloat",
-        DLDataTypeCode::COMPLEX => "complex",
-        DLDataTypeCode::BOOL => return "bool".to_owned(),
-        other => return format!("DLPack type code {} of {bits} bits", other.0),
-    };
-    let lanes = if lanes == 1 { String::new() } else { format!("x{lanes}") };
-    format!("{kind}{bits}{lanes}")
 }

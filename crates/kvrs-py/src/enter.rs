@@ -3,6 +3,7 @@
 use crate::errors;
 use pyo3::prelude::*;
 use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs `work` without the GIL.
 ///
@@ -21,4 +22,22 @@ pub(crate) fn warn(py: Python<'_>, messages: Vec<String>) -> PyResult<()> {
         PyErr::warn(py, &category, &CString::new(message.replace('\0', " "))?, 1)?;
     }
     Ok(())
+}
+
+/// How often this process and those it was forked from have forked since the first call: a number that differs
+/// between a process and its fork, without a system call.
+pub(crate) fn forks() -> u32 {
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    #[cfg(unix)]
+    {
+        static WATCH: std::sync::Once = std::sync::Once::new();
+        extern "C" fn count() {
+            FORKS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: `count` stays loaded as the module does, and only adds to an atomic number.
+        WATCH.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(count));
+        });
+    }
+    FORKS.load(Ordering::Relaxed)
 }

@@ -24,6 +24,12 @@ fn get_num_threads() -> usize {
     kvrs::get_num_threads()
 }
 
+/// Returns the name of the instruction set that stores use.
+#[pyfunction]
+fn isa(py: Python<'_>) -> PyResult<&'static str> {
+    kvrs::Isa::chosen().map(kvrs::Isa::name).map_err(|error| errors::raise(py, &error))
+}
+
 /// The compiled part of kvrs.
 #[pymodule(gil_used = false)]
 mod _kvrs {
@@ -31,7 +37,7 @@ mod _kvrs {
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
-    use super::{get_num_threads, set_num_threads};
+    use super::{get_num_threads, isa, set_num_threads};
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use crate::args;
 use crate::array::{Buffer, Element, check_out_dtype};
 use crate::dlpack::Tensor;
-use crate::enter::{enter, warn};
+use crate::enter::{enter, forks, warn};
 use crate::errors::{exception, raise};
 use crate::plan::{Plan, from_json};
 use kvrs::{Cpu, Dtype, Error, Queries, SeqId, Tokens, ViewMut};
@@ -19,6 +19,7 @@ pub(crate) struct KVStore {
     store: kvrs::KvStore<Cpu>,
     plan: Py<PyAny>,
     process: u32,
+    forks: u32,
 }
 
 /// How a call scores its queries, apart from the tensors.
@@ -77,7 +78,9 @@ impl<'py> Outputs<'py> {
     ) -> PyResult<Self> {
         let [b, h, t] = [0, 1, 2].map(|i| q.0.shape()[i]);
         let target = match out {
-            Some(object) => Target::Caller(Tensor::new("out", object, 4, "[B, Hq, Tq, Dv]")?, object.clone()),
+            Some(object) => {
+                Target::Caller(Tensor::writable("out", object, 4, "[B, Hq, Tq, Dv]")?, object.clone())
+            }
             None => Target::New(Buffer::zeros(Element::Float(q.1), &[b, h, t, value_dim])),
         };
         let lse = return_lse.then(|| Buffer::zeros(Element::Float(Dtype::F32), &[b, h, t]));
@@ -101,14 +104,14 @@ impl<'py> Outputs<'py> {
         Ok((view, self.lse.as_mut().map(Buffer::as_f32)))
     }
 
-    fn into_python(self, q: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn into_python(self, q: &Bound<'py, PyAny>, query: &Tensor) -> PyResult<Bound<'py, PyAny>> {
         let out = match self.target {
             Target::Caller(_, object) => object,
-            Target::New(buffer) => buffer.into_kind_of(q)?,
+            Target::New(buffer) => buffer.into_kind_of(q, query.exchange())?,
         };
         match self.lse {
             None => Ok(out),
-            Some(lse) => Ok(PyTuple::new(q.py(), [out, lse.into_kind_of(q)?])?.into_any()),
+            Some(lse) => Ok(PyTuple::new(q.py(), [out, lse.into_kind_of(q, query.exchange())?])?.into_any()),
         }
     }
 }
@@ -116,7 +119,7 @@ impl<'py> Outputs<'py> {
 impl KVStore {
     /// The store, in the process that made it: threads and locks do not survive a fork.
     fn live(&self, py: Python<'_>) -> PyResult<&kvrs::KvStore<Cpu>> {
-        if self.process == std::process::id() {
+        if self.forks == forks() {
             return Ok(&self.store);
         }
         let text = format!(
@@ -162,7 +165,7 @@ impl KVStore {
         device.map_or(Ok(()), args::device)?;
         let (native, capacity) = (Plan::of(plan)?, args::capacity(capacity)?);
         let store = enter(py, || kvrs::KvStore::new(native, Cpu::shared(), capacity))?;
-        Ok(Self { store, plan: plan.clone().unbind(), process: std::process::id() })
+        Ok(Self { store, plan: plan.clone().unbind(), process: std::process::id(), forks: forks() })
     }
 
     #[getter]
@@ -237,7 +240,7 @@ impl KVStore {
         let queries = scoring.queries(py, &query, mask.as_deref())?;
         let (mut view, lse) = outputs.borrow(py, dtype, &[("q", &query)])?;
         enter(py, || store.attend(layer, &seqs, &queries, &mut view, lse))?;
-        outputs.into_python(q)
+        outputs.into_python(q, &query)
     }
 
     #[pyo3(signature = (layer, q, k, v, seqs, mask=None, positions=None, scale=None, softcap=None, sink_logits=None, return_lse=false, out=None))]
@@ -269,7 +272,7 @@ impl KVStore {
             || store.extend(layer, &seqs, &queries, &tokens, &mut view, lse).map(|()| store.take_warnings());
         let warnings = enter(py, work)?;
         warn(py, warnings)?;
-        outputs.into_python(q)
+        outputs.into_python(q, &query)
     }
 
     fn reserve(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -329,8 +332,8 @@ impl KVStore {
         v_out: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<usize>> {
         let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
-        let mut k = Tensor::new("k_out", k_out, 4, KV)?;
-        let mut v = Tensor::new("v_out", v_out, 4, "[B, Hkv, T, Dv]")?;
+        let mut k = Tensor::writable("k_out", k_out, 4, KV)?;
+        let mut v = Tensor::writable("v_out", v_out, 4, "[B, Hkv, T, Dv]")?;
         let mut keys = k.view_mut(py, "k_out", &[("v_out", &v)])?;
         let mut values = v.view_mut(py, "v_out", &[])?;
         enter(py, || store.decode_into(layer, &seqs, &mut keys, &mut values))

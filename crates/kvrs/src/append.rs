@@ -78,7 +78,9 @@ impl<B: Backend> KvStore<B> {
         let types = self.types_for(tokens.k.dtype())?;
         let width = tokens.k.shape()[2];
         let columns = columns::of_mask(tokens.mask, rows, width);
-        tokens.check_values(&columns, types.window)?;
+        let parallel = columns.iter().map(Vec::len).sum::<usize>() >= SERIAL_TOKENS;
+        let check = || tokens.check_values(&columns, types.window, parallel);
+        if parallel { self.backend.install(check) } else { check() }?;
         let positions =
             columns.iter().enumerate().map(|(b, columns)| first_position(tokens, b, width, columns));
         Ok(Checked { tokens: *tokens, positions: positions.collect::<Result<_>>()?, columns, types })
@@ -145,14 +147,18 @@ impl<B: Backend> KvStore<B> {
         }
         let plan = self.compiled()?;
         let wants: Vec<_> = rows.iter().zip(targets).map(|(s, t)| s.wants(plan, *t.max(&s.target))).collect();
-        let all: Vec<(u32, usize)> =
-            wants.iter().flatten().flat_map(|want| want.pages).filter(|(_, n)| *n > 0).collect();
-        let mut supply = self.arena.reserve("the tokens of this step, in all layers,", &all)?;
-        for ((sequence, target), wants) in rows.iter_mut().zip(targets).zip(wants) {
-            sequence.target = sequence.target.max(*target);
-            for Want { layer, group, pages } in wants {
-                sequence.layers[layer].supplies[group].merge(supply.split(&pages));
+        let pages = wants.iter().flatten().flat_map(|want| want.pages);
+        let all: Vec<(u32, usize)> = pages.filter(|(_, n)| *n > 0).collect();
+        if !all.is_empty() {
+            let mut supply = self.arena.reserve("the tokens of this step, in all layers,", &all)?;
+            for (sequence, wants) in rows.iter_mut().zip(wants) {
+                for Want { layer, group, pages } in wants {
+                    sequence.layers[layer].supplies[group].merge(supply.split(&pages));
+                }
             }
+        }
+        for (sequence, target) in rows.iter_mut().zip(targets) {
+            sequence.target = sequence.target.max(*target);
         }
         Ok(())
     }
@@ -185,29 +191,28 @@ impl<B: Backend> KvStore<B> {
         Ok(())
     }
 
-    /// Writes one row's tokens into one table, sealing groups and dropping pages as they become due.
+    /// Writes one row's tokens into one table, page by page; seals groups and drops pages as they become due.
     fn grow(&self, layer: usize, plan: &LayerPlan, job: Job<'_, B::Chunk>, checked: &Checked<'_>) {
         let Job { group, row, length, sinks, mut window_first, start, table, supply } = job;
         let (raw, rule) = (plan.class(group, RAW), plan.rule);
         let rows = RawRows { k: checked.tokens.k, v: checked.tokens.v, row, head: group, columns: &[] };
-        for (r, column) in checked.columns[row].iter().enumerate() {
-            let index = length + r;
-            let zone = if index < sinks { Zone::Sinks } else { Zone::Window };
-            let (page, slot) = table.push_raw(zone, index, || supply.take(raw.desc.page_bytes));
-            self.backend.store_raw(
-                raw,
-                page,
-                slot,
-                RawRows { columns: std::slice::from_ref(column), ..rows },
-            );
-            if zone == Zone::Window && !plan.raw() && index + 1 - window_first == rule.recent + rule.group {
+        let (mut index, mut columns) = (length, &checked.columns[row][..]);
+        while !columns.is_empty() {
+            // Index behind which a group is sealed, and the end of the run before the next change of any kind.
+            let due = if plan.raw() { usize::MAX } else { window_first + rule.recent + rule.group };
+            let (zone, end) = if index < sinks { (Zone::Sinks, sinks) } else { (Zone::Window, due) };
+            let most = columns.len().min(end - index);
+            let (page, slots) = table.push_raw_run(zone, index, most, || supply.take(raw.desc.page_bytes));
+            let (run, rest) = columns.split_at(slots.len());
+            self.backend.store_raw(raw, page, slots.start, RawRows { columns: run, ..rows });
+            (index, columns) = (index + run.len(), rest);
+            if index == due {
+                drop_old(plan, table, supply, index - 1);
                 self.constants.look(self, plan, (layer, group), table, start);
                 self.seal(plan, group, start, table, supply);
                 window_first += rule.group;
             }
-            if rule.sliding.is_some() {
-                table.take_before(rule.first_kept(index + 1)).into_iter().for_each(|page| supply.put(page));
-            }
+            drop_old(plan, table, supply, index);
         }
     }
 
@@ -260,6 +265,13 @@ impl<C> Sequence<C> {
         if state.length >= target {
             state.supplies.iter_mut().for_each(|supply| drop(std::mem::take(supply)));
         }
+    }
+}
+
+/// Keeps the pages for reuse that a sliding window has left behind after `length` tokens.
+fn drop_old<C>(plan: &LayerPlan, table: &mut Table<C>, supply: &mut Supply<C>, length: usize) {
+    if plan.rule.sliding.is_some() {
+        table.take_before(plan.rule.first_kept(length)).into_iter().for_each(|page| supply.put(page));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use kvrs_codec::{Dtype, View, ViewMut};
 use kvrs_core::{Error, LayerShape, Result};
+use rayon::prelude::*;
 
 /// Largest magnitude of a bfloat16 or float32 element that encoding can square and sum in f32.
 const MAX_ENCODED: f32 = 2.9e17; // 2^58
@@ -94,31 +95,37 @@ impl Tokens<'_> {
         self.positions.map_or(Ok(()), |p| check_len("positions", p.len(), rows, columns))
     }
 
-    /// Finite and representable elements, in unmasked tokens only.
-    pub(crate) fn check_values(&self, columns: &[Vec<usize>], window: Dtype) -> Result<()> {
+    /// Finite and representable elements, in unmasked tokens only; names the first bad one.
+    pub(crate) fn check_values(&self, columns: &[Vec<usize>], window: Dtype, parallel: bool) -> Result<()> {
         let limit = if window == Dtype::F16 { MAX_F16 } else { MAX_ENCODED };
-        check_finite("k", &self.k, columns, limit)?;
-        check_finite("v", &self.v, columns, limit)
+        let heads =
+            (0..self.k.shape()[0]).flat_map(|row| (0..self.k.shape()[1]).map(move |head| (row, head)));
+        let of = |(what, x)| heads.clone().map(move |(row, head)| (what, x, row, head));
+        let mut parts = [("k", &self.k), ("v", &self.v)].into_iter().flat_map(of);
+        let check = |(what, x, row, head)| check_finite(what, x, (row, head), &columns[row], limit);
+        if !parallel {
+            return parts.try_for_each(check);
+        }
+        let parts: Vec<_> = parts.collect();
+        parts.into_par_iter().find_map_first(|part| check(part).err()).map_or(Ok(()), Err)
     }
 }
 
-fn check_finite(what: &str, x: &View<'_>, columns: &[Vec<usize>], limit: f32) -> Result<()> {
-    let [_, heads, _, dim] = x.shape();
-    let mut row = vec![0.0; dim];
-    for (b, columns) in columns.iter().enumerate() {
-        for (h, &t) in (0..heads).flat_map(|h| columns.iter().map(move |t| (h, t))) {
-            x.read_row([b, h, t], &mut row);
-            // One pass without branches: `max` would hide a NaN.
-            if row.iter().fold(true, |fine, x| fine & (x.abs() <= limit)) {
-                continue;
-            }
-            let bad =
-                row.iter().find(|x| x.is_nan() || x.abs() > limit).expect("some element failed the check");
-            let place = format!("{what} at row {b}, head {h}, token {t}");
-            return Err(Error::argument(place, bad, format!("finite numbers of magnitude up to {limit}")));
-        }
-    }
-    Ok(())
+/// Checks one head of one row of a call.
+fn check_finite(
+    what: &str,
+    x: &View<'_>,
+    (row, head): (usize, usize),
+    columns: &[usize],
+    limit: f32,
+) -> Result<()> {
+    let mut tokens = columns.iter();
+    let Some(&token) = tokens.find(|&&token| !x.row_within([row, head, token], limit)) else { return Ok(()) };
+    let mut values = vec![0.0; x.shape()[3]];
+    x.read_row([row, head, token], &mut values);
+    let bad = values.iter().find(|x| x.is_nan() || x.abs() > limit).expect("an element failed the check");
+    let place = format!("{what} at row {row}, head {head}, token {token}");
+    Err(Error::argument(place, bad, format!("finite numbers of magnitude up to {limit}")))
 }
 
 impl Queries<'_> {

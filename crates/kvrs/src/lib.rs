@@ -44,7 +44,7 @@ pub use kvrs_codec::quant::{self, CodecSpec};
 pub use kvrs_codec::view::Geometry;
 pub use kvrs_codec::{Dtype, View, ViewMut};
 pub use kvrs_core::{Error, LayerShape, ModelShape, Pairing, Result, Rope, SeqId};
-pub use kvrs_cpu::{Cpu, get_num_threads, set_num_threads};
+pub use kvrs_cpu::{Cpu, Isa, get_num_threads, set_num_threads};
 pub use memory::Memory;
 pub use plan::{Plan, PlanSpec};
 pub use read::Decoded;

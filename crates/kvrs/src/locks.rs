@@ -66,6 +66,9 @@ impl<C> Rows<C> {
     }
 
     fn lock<'a, G>(&'a self, lock: impl Fn(&'a Shared<C>) -> Result<G>) -> Result<Vec<G>> {
+        if self.order.is_sorted() {
+            return self.sequences.iter().map(lock).collect();
+        }
         let mut guards: Vec<Option<G>> = self.sequences.iter().map(|_| None).collect();
         for &row in &self.order {
             guards[row] = Some(lock(&self.sequences[row])?);

@@ -39,8 +39,9 @@ impl<B: Backend> KvStore<B> {
     /// An empty store; `capacity` is a hard limit in bytes on everything that it allocates for tokens.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a capacity below the smallest chunk.
+    /// [`Error::Argument`] for a capacity below the smallest chunk; those of [`Backend::check`].
     pub fn new(plan: Plan, backend: Arc<B>, capacity: Option<u64>) -> Result<Self> {
+        backend.check()?;
         let arena = Arena::new(Arc::clone(&backend), capacity)?;
         let constants = ConstantWatch::new(&plan);
         Ok(Self {

@@ -14,7 +14,7 @@ mod planes;
 mod raw16;
 
 pub use planes::{Cells, pack_cells, unpack_cells};
-pub use raw16::{read_16, read_row, write_row};
+pub use raw16::{read_16, read_row, row_bytes_mut, write_16, write_row};
 
 use crate::desc::{Inner, PageDesc, RunDesc, Side, TILE};
 

@@ -10,16 +10,23 @@ use half::{bf16, f16};
 /// If `elem` is no 16-bit float.
 #[must_use]
 pub fn read_16(elem: Elem, bytes: &[u8; 32]) -> [f32; 16] {
-    let words: [u16; 16] = std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]));
+    let mut out = [0.0; 16];
     match elem {
         Elem::F16 => {
-            let mut out = [0.0; 16];
-            words.map(f16::from_bits).convert_to_f32_slice(&mut out);
-            out
+            let mut words = [f16::ZERO; 16];
+            for (w, b) in words.iter_mut().zip(bytes.as_chunks().0) {
+                *w = f16::from_le_bytes(*b);
+            }
+            words.convert_to_f32_slice(&mut out);
         }
-        Elem::Bf16 => words.map(|w| f32::from_bits(u32::from(w) << 16)),
+        Elem::Bf16 => {
+            for (x, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+            }
+        }
         _ => unreachable!("16-bit rows hold f16 or bf16"),
     }
+    out
 }
 
 /// Reads the first channels of the row of token `token` of a width-16 tile as f32, exactly.
@@ -28,9 +35,47 @@ pub fn read_16(elem: Elem, bytes: &[u8; 32]) -> [f32; 16] {
 /// If the tile is shorter than that row, `out` is longer than it, or `elem` is no 16-bit float.
 pub fn read_row(elem: Elem, tile: &[u8], token: usize, channels: usize, out: &mut [f32]) {
     let row = &tile[2 * token * channels..][..2 * channels];
-    for (out, bytes) in out.chunks_mut(16).zip(row.as_chunks().0) {
-        out.copy_from_slice(&read_16(elem, bytes)[..out.len()]);
+    let (chunks, rest) = out.as_chunks_mut::<16>();
+    for (out, bytes) in chunks.iter_mut().zip(row.as_chunks().0) {
+        *out = read_16(elem, bytes);
     }
+    let mut last = [0; 32];
+    let bytes = &row[32 * chunks.len()..][..2 * rest.len()];
+    last[..bytes.len()].copy_from_slice(bytes);
+    rest.copy_from_slice(&read_16(elem, &last)[..rest.len()]);
+}
+
+/// 16 neighbouring elements of a row, rounded to nearest even.
+///
+/// # Panics
+/// If `elem` is no 16-bit float.
+#[must_use]
+pub fn write_16(elem: Elem, values: &[f32; 16]) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    match elem {
+        Elem::F16 => {
+            let mut words = [f16::ZERO; 16];
+            words.convert_from_f32_slice(values);
+            for (b, w) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+                *b = w.to_le_bytes();
+            }
+        }
+        Elem::Bf16 => {
+            for (b, x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                *b = bf16::from_f32(*x).to_le_bytes();
+            }
+        }
+        _ => unreachable!("16-bit rows hold f16 or bf16"),
+    }
+    bytes
+}
+
+/// The bytes of the row of token `token` of a width-16 tile.
+///
+/// # Panics
+/// If the tile is shorter than that row.
+pub fn row_bytes_mut(tile: &mut [u8], token: usize, channels: usize) -> &mut [u8] {
+    &mut tile[2 * token * channels..][..2 * channels]
 }
 
 /// Writes `row` into the row of token `token` of a width-16 tile, rounded to nearest even; channels beyond
@@ -39,13 +84,15 @@ pub fn read_row(elem: Elem, tile: &[u8], token: usize, channels: usize, out: &mu
 /// # Panics
 /// If the tile is shorter than that row, `row` is longer than it, or `elem` is no 16-bit float.
 pub fn write_row(elem: Elem, row: &[f32], tile: &mut [u8], token: usize, channels: usize) {
-    let (to, pad) = tile[2 * token * channels..][..2 * channels].split_at_mut(2 * row.len());
-    for (b, &x) in to.as_chunks_mut().0.iter_mut().zip(row) {
-        *b = match elem {
-            Elem::F16 => f16::from_f32(x).to_le_bytes(),
-            Elem::Bf16 => bf16::from_f32(x).to_le_bytes(),
-            _ => unreachable!("16-bit rows hold f16 or bf16"),
-        };
+    let (to, pad) = row_bytes_mut(tile, token, channels).split_at_mut(2 * row.len());
+    let ((to, last), (row, rest)) = (to.as_chunks_mut::<32>(), row.as_chunks::<16>());
+    for (to, row) in to.iter_mut().zip(row) {
+        *to = write_16(elem, row);
+    }
+    if !rest.is_empty() {
+        let mut chunk = [0.0; 16];
+        chunk[..rest.len()].copy_from_slice(rest);
+        last.copy_from_slice(&write_16(elem, &chunk)[..last.len()]);
     }
     pad.fill(0);
 }

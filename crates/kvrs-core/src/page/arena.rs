@@ -1,9 +1,10 @@
 //! The arena: pages of several sizes out of large chunks, under a hard limit of bytes.
 
-use super::pool::{ENTRY_BYTES, Place, Pool};
+use super::pool::{ENTRY_BYTES, Growth, Place, Pool};
 use super::space::UNIT;
 use super::supply::{Page, Supply};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where chunks of memory come from.
@@ -38,7 +39,7 @@ impl<C> Shared<C> {
 
 /// Hands out pages of any size that is a multiple of 64 bytes.
 ///
-/// Chunks grow with use, from 256 KiB to 2 MiB, are cut in slabs of 64, 128 or 256 KiB, and a slab serves one
+/// Chunks grow with use, from 256 KiB to 2 MiB, or have 2 MiB at once where a reservation needs them, are cut in slabs of 64, 128 or 256 KiB, and a slab serves one
 /// page size while any page lives in it. Empty slabs and chunks are given back at once.
 pub struct Arena<S: ChunkSource> {
     source: Arc<S>,
@@ -87,7 +88,8 @@ impl<S: ChunkSource> Arena<S> {
         Ok(Self { source, shared: Arc::new(Shared { pool: Mutex::default(), capacity }) })
     }
 
-    /// Takes `(page bytes, count)` pages, all or none; `what` names the caller in the error.
+    /// Takes `(page bytes, count)` pages, all or none; `what` names the caller in the error. The supply hands out the
+    /// pages of a size by ascending address.
     ///
     /// # Errors
     /// [`Error::Capacity`] if they do not fit, or the error of the source; nothing has changed then.
@@ -96,17 +98,23 @@ impl<S: ChunkSource> Arena<S> {
         if let Some((bytes, _)) = wants.iter().find(|(bytes, _)| *bytes == 0 || bytes % 64 != 0) {
             return Err(Error::Internal(format!("{what}: a page of {bytes} bytes, not a multiple of 64")));
         }
+        let mut sizes = BTreeMap::new();
+        for &(bytes, count) in wants {
+            let sum: &mut u64 = sizes.entry(bytes).or_default();
+            *sum = sum.saturating_add(count as u64);
+        }
         let mut pool = self.shared.lock()?;
         let mut places = Vec::new();
-        match self.fill(&mut pool, wants, &mut places) {
+        match self.fill(&mut pool, &sizes, &mut places) {
             Ok(true) => {}
             failed => {
                 for place in places {
                     pool.put(place);
                 }
-                return Err(failed.err().unwrap_or_else(|| self.refusal(&pool, what, wants)));
+                return Err(failed.err().unwrap_or_else(|| self.refusal(&pool, what, &sizes)));
             }
         }
+        places.sort_unstable();
         let mut supply = Supply::default();
         for place in places.into_iter().rev() {
             supply.put(Page::new(pool.chunk(place).clone(), place, Arc::clone(&self.shared)));
@@ -118,19 +126,20 @@ impl<S: ChunkSource> Arena<S> {
     fn fill(
         &self,
         pool: &mut Pool<S::Chunk>,
-        wants: &[(u32, usize)],
+        wants: &BTreeMap<u32, u64>,
         places: &mut Vec<Place>,
     ) -> Result<bool> {
-        let count = wants.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count as u64));
+        let count = wants.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
         let tables = count.saturating_add(pool.pages_owned).saturating_mul(ENTRY_BYTES);
         let limit = self.shared.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(tables));
-        let bytes = wants.iter().map(|&(bytes, count)| u64::from(bytes).saturating_mul(count as u64));
+        let bytes = wants.iter().map(|(&bytes, &count)| u64::from(bytes).saturating_mul(count));
         if count > 0 && bytes.fold(pool.page_bytes_used, u64::saturating_add).max(pool.chunk_bytes) > limit {
             return Ok(false);
         }
-        for &(bytes, count) in wants {
+        let mut growth = Growth { limit, lacking: pool.missing(wants) };
+        for (&bytes, &count) in wants.iter().rev() {
             for _ in 0..count {
-                match pool.take(bytes, &*self.source, limit)? {
+                match pool.take(bytes, &*self.source, &mut growth)? {
                     Some(place) => places.push(place),
                     None => return Ok(false),
                 }
@@ -139,10 +148,10 @@ impl<S: ChunkSource> Arena<S> {
         Ok(true)
     }
 
-    fn refusal(&self, pool: &Pool<S::Chunk>, what: &str, wants: &[(u32, usize)]) -> Error {
+    fn refusal(&self, pool: &Pool<S::Chunk>, what: &str, wants: &BTreeMap<u32, u64>) -> Error {
         let capacity = self.shared.capacity.unwrap_or(u64::MAX);
         let free = capacity.saturating_sub(pool.chunk_bytes + ENTRY_BYTES * pool.pages_owned);
-        let tables = wants.iter().map(|(_, count)| (*count as u64).saturating_mul(ENTRY_BYTES));
+        let tables = wants.values().map(|count| count.saturating_mul(ENTRY_BYTES));
         // Free space in pieces that are too small counts for nothing, so the sum may understate.
         let needed = tables.fold(pool.missing(wants), u64::saturating_add).max(free.saturating_add(1));
         Error::Capacity { what: what.into(), needed, free, capacity }

@@ -171,6 +171,67 @@ fn pages_come_in_address_order() {
     assert_eq!((supply.pages(), supply.bytes(), part.count(8192)), (0, 0, 0));
 }
 
+/// Reserves `count` pages a group, for all groups at once, takes them group by group and tells the share of
+/// neighbours in a group whose addresses ascend, and of those that touch.
+fn neighbours(arena: &Arena<Counting>, groups: usize, count: usize) -> (f64, f64) {
+    let wants: Vec<_> = (0..groups).flat_map(|_| [(8192, 3), (8448, count)]).collect();
+    let mut supply = arena.reserve("prompt", &wants).unwrap();
+    let (mut ascending, mut touching) = (0, 0);
+    for _ in 0..groups {
+        let mut part = supply.split(&[(8192, 3), (8448, count)]);
+        let pages: Vec<_> = (0..count).map(|_| part.take(8448)).collect();
+        for pair in pages.windows(2) {
+            let [a, b] = [0, 1].map(|i| (pair[i].chunk().id(), pair[i].offset()));
+            ascending += usize::from(a < b);
+            touching += usize::from(a.0 == b.0 && a.1 + 8448 == b.1);
+        }
+    }
+    let all = (groups * (count - 1)) as f64;
+    (f64::from(ascending as u32) / all, f64::from(touching as u32) / all)
+}
+
+#[test]
+fn pages_of_each_group_of_a_prompt_are_neighbours_in_address_order() {
+    let (_, arena) = arena(None);
+    let (ascending, touching) = neighbours(&arena, 8, 100);
+    assert!(ascending == 1.0 && touching >= 0.95, "{ascending} ascend, {touching} touch");
+}
+
+#[test]
+fn pages_ascend_in_an_arena_full_of_holes_too() {
+    let (_, arena) = arena(None);
+    let mut all = arena.reserve("test", &[(8448, 1000)]).unwrap();
+    let mut pages: Vec<_> = (0..1000).map(Some).map(|page| page.map(|_: i32| all.take(8448))).collect();
+    let mut at = 1usize;
+    for _ in 0..400 {
+        at = (at * 509 + 7) % 1000;
+        pages[at] = None;
+    }
+    let (ascending, _) = neighbours(&arena, 3, 100);
+    assert_eq!(ascending, 1.0);
+}
+
+#[test]
+fn a_large_reservation_takes_huge_chunks_and_no_more_bytes_than_small_ones() {
+    let sizes = |counts: &[usize]| {
+        let (source, arena) = arena(None);
+        let reserve = |&count: &usize| drain(&mut arena.reserve("test", &[(8192, count)]).unwrap());
+        let pages: Vec<_> = counts.iter().flat_map(reserve).collect();
+        let chunks = pages.iter().map(|page| (page.chunk().id(), page.chunk().len()));
+        (
+            source.live(),
+            chunks.collect::<std::collections::BTreeMap<_, _>>().into_values().collect::<Vec<_>>(),
+        )
+    };
+    let (whole, chunks) = sizes(&[2500]);
+    assert_eq!(chunks, vec![2 * MIB; 10]);
+    let (pieces, small) = sizes(&vec![1; 2500]);
+    assert_eq!(whole, pieces);
+    assert!(small.len() > 20 && small[0] == 256 * KIB);
+    let (_, chunks) = sizes(&[300]);
+    assert_eq!(chunks, [2 * MIB, 512 * KIB], "2.34 MiB of pages");
+}
+
 #[test]
 fn odd_page_sizes_and_impossible_counts_are_refused() {
     let (_, unbounded) = arena(None);

@@ -2,7 +2,7 @@
 
 use super::arena::ChunkSource;
 use super::slab::{Slab, capacity, order_for};
-use super::space::{Space, Spot, UNIT, growth};
+use super::space::{MAX_CHUNK, Space, Spot, UNIT, growth};
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// and the page's own bookkeeping.
 pub const ENTRY_BYTES: u64 = 160;
 
-/// Where a page lies.
-#[derive(Debug, Clone, Copy)]
+/// Where a page lies; the order is by page size, then by address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
+    pub(super) page_bytes: u32,
     pub(super) slab: Spot,
     index: u32,
-    pub(super) page_bytes: u32,
+}
+
+/// How far the chunks may and should grow for a reservation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Growth {
+    /// Upper bound of all chunk bytes.
+    pub(super) limit: u64,
+    /// Chunk bytes that the pages of the reservation still lack.
+    pub(super) lacking: u64,
 }
 
 impl Place {
@@ -54,17 +63,17 @@ impl<C> Default for Pool<C> {
 }
 
 impl<C> Pool<C> {
-    /// A page of that size, or `None` if `limit` chunk bytes do not allow it.
+    /// A page of that size, or `None` if the limit of `growth` does not allow it.
     pub(super) fn take(
         &mut self,
         page_bytes: u32,
         source: &impl ChunkSource<Chunk = C>,
-        limit: u64,
+        growth: &mut Growth,
     ) -> Result<Option<Place>> {
         let first = self.open.get(&page_bytes).and_then(BTreeSet::first).map(|&(_, spot)| spot);
         let slab = match first {
             Some(spot) => Some(spot),
-            None => self.open_slab(page_bytes, source, limit)?,
+            None => self.open_slab(page_bytes, source, growth)?,
         };
         Ok(slab.map(|spot| self.take_from(spot)))
     }
@@ -76,7 +85,7 @@ impl<C> Pool<C> {
         self.move_slab(spot, page_bytes, free + 1, free);
         self.pages_owned += 1;
         self.page_bytes_used += u64::from(page_bytes);
-        Place { slab: spot, index, page_bytes }
+        Place { page_bytes, slab: spot, index }
     }
 
     /// Frees a page, then its slab and its chunk if nothing else lives there.
@@ -111,16 +120,16 @@ impl<C> Pool<C> {
         }
     }
 
-    /// Cuts a slab for that page size, a smaller one than usual if only that still fits `limit`.
+    /// Cuts a slab for that page size, a smaller one than usual if only that still fits the limit.
     fn open_slab(
         &mut self,
         page_bytes: u32,
         source: &impl ChunkSource<Chunk = C>,
-        limit: u64,
+        growth: &mut Growth,
     ) -> Result<Option<Spot>> {
         for order in (0..=order_for(page_bytes)).rev().filter(|&order| capacity(page_bytes, order) > 0) {
             let mut spot = self.space.take(order);
-            if spot.is_none() && self.grow((page_bytes, UNIT << order), source, limit)? {
+            if spot.is_none() && self.grow((page_bytes, UNIT << order), source, growth)? {
                 spot = self.space.take(order);
             }
             if let Some(spot) = spot {
@@ -134,27 +143,42 @@ impl<C> Pool<C> {
         Ok(None)
     }
 
-    /// Allocates a chunk that holds `bytes`, a slab for that page size; false if `limit` does not allow it.
+    /// Allocates a chunk that holds `bytes`, a slab for that page size; false if the limit does not allow it.
     ///
     /// Near the limit it leaves room for the table entries of the pages that it will hold.
     fn grow(
         &mut self,
         (page_bytes, bytes): (u32, u64),
         source: &impl ChunkSource<Chunk = C>,
-        limit: u64,
+        growth: &mut Growth,
     ) -> Result<bool> {
-        let room = limit.saturating_sub(self.chunk_bytes) / UNIT * UNIT;
+        let room = growth.limit.saturating_sub(self.chunk_bytes) / UNIT * UNIT;
         if room < bytes {
             return Ok(false);
         }
         let pages = room / (u64::from(page_bytes) + ENTRY_BYTES);
         let filled = pages * u64::from(page_bytes) / UNIT * UNIT;
-        let size = growth(self.chunk_bytes).min(filled).max(bytes);
+        let size = self.next_chunk(growth.lacking).min(filled).max(bytes);
         let chunk = source.allocate(size as usize)?;
         let id = self.space.add((size / UNIT) as u32);
         self.chunks.insert(id, (chunk, size));
         self.chunk_bytes += size;
+        growth.lacking = growth.lacking.saturating_sub(size);
         Ok(true)
+    }
+
+    /// Bytes of the next chunk: as many steps of growth as `lacking` bytes need, up to a huge page, so that a long
+    /// prompt lies on huge pages from its first token on and no more is allocated than step by step.
+    fn next_chunk(&self, lacking: u64) -> u64 {
+        let mut size = growth(self.chunk_bytes);
+        while size < lacking {
+            let next = size + growth(self.chunk_bytes + size);
+            if next > MAX_CHUNK {
+                break;
+            }
+            size = next;
+        }
+        size
     }
 
     /// The handle of the chunk that holds `place`.
@@ -162,12 +186,12 @@ impl<C> Pool<C> {
         &self.chunks.get(&place.slab.chunk).expect("an owned page lies in a live chunk").0
     }
 
-    /// Chunk bytes that `wants` ask for beyond what is free inside the chunks.
-    pub(super) fn missing(&self, wants: &[(u32, usize)]) -> u64 {
-        let slabs = |&(bytes, count): &(u32, usize)| {
+    /// Chunk bytes that `wants`, pages by size, ask for beyond what is free inside the chunks.
+    pub(super) fn missing(&self, wants: &BTreeMap<u32, u64>) -> u64 {
+        let slabs = |(&bytes, &count): (&u32, &u64)| {
             let free = self.open.get(&bytes).map_or(0, |open| open.iter().map(|(n, _)| u64::from(*n)).sum());
             let order = order_for(bytes);
-            let slabs = (count as u64).saturating_sub(free).div_ceil(u64::from(capacity(bytes, order)));
+            let slabs = count.saturating_sub(free).div_ceil(u64::from(capacity(bytes, order)));
             slabs.saturating_mul(UNIT << order)
         };
         let bytes = wants.iter().map(slabs).fold(0u64, u64::saturating_add);

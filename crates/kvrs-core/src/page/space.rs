@@ -33,9 +33,11 @@ pub(super) struct Space {
     next: u64,
 }
 
-/// Bytes of the next chunk of an arena that has `chunk_bytes`: a sixteenth, so that slack stays small.
+/// Bytes of the next chunk of an arena that has `chunk_bytes`: about a sixteenth, so that slack stays small.
+///
+/// Steps from nothing pass through every multiple of 2 MiB, so that a few make a huge page.
 pub(super) fn growth(chunk_bytes: u64) -> u64 {
-    (chunk_bytes / 16).checked_next_power_of_two().unwrap_or(MAX_CHUNK).clamp(MIN_CHUNK, MAX_CHUNK)
+    (chunk_bytes / 16 + 1).checked_next_power_of_two().unwrap_or(MAX_CHUNK).clamp(MIN_CHUNK, MAX_CHUNK)
 }
 
 /// The aligned blocks `(unit, order)` that make up an empty chunk.

@@ -4,6 +4,7 @@ use super::entry::Entry;
 use super::supply::Page;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Slots of a raw page.
@@ -72,6 +73,22 @@ impl<C> Table<C> {
         index: usize,
         page: impl FnOnce() -> Page<C>,
     ) -> (&mut Page<C>, usize) {
+        let (page, slots) = self.push_raw_run(zone, index, 1, page);
+        (page, slots.start)
+    }
+
+    /// Live slots for tokens from `index` on: as many of `most` as fit the page of the first of them, which is that
+    /// of [`Table::push_raw`].
+    ///
+    /// # Panics
+    /// As [`Table::push_raw`].
+    pub fn push_raw_run(
+        &mut self,
+        zone: Zone,
+        index: usize,
+        most: usize,
+        page: impl FnOnce() -> Page<C>,
+    ) -> (&mut Page<C>, Range<usize>) {
         let last = match zone {
             Zone::Sinks => self.sinks.last_mut(),
             Zone::Window => self.window.back_mut(),
@@ -82,7 +99,10 @@ impl<C> Table<C> {
             if zone == Zone::Sinks { self.sinks.push(entry) } else { self.window.push_back(entry) }
         }
         let last = if zone == Zone::Sinks { self.sinks.last_mut() } else { self.window.back_mut() };
-        last.expect("a page was opened").extend(1)
+        let last = last.expect("a page was opened");
+        let count = most.min(RAW_SLOTS - last.count());
+        let (page, slot) = last.extend(count);
+        (page, slot..slot + count)
     }
 
     /// Encodes the oldest `group` tokens of the window behind the last sealed page, or into `page()` if that one

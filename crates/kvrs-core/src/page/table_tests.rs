@@ -214,6 +214,23 @@ fn taken_pages_can_be_used_again() {
 }
 
 #[test]
+fn a_run_of_tokens_fills_the_slots_that_single_tokens_would() {
+    for (length, most) in [(0, 1), (0, 16), (0, 40), (5, 11), (5, 12), (15, 3), (16, 3)] {
+        let (mut one, mut run) = (filled(4), filled(4));
+        one.append(length, 4, 1);
+        run.append(length, 4, 1);
+        let spare = run.page(RAW);
+        let (_, slots) = run.table.push_raw_run(Zone::Window, 4 + length, most, || spare);
+        assert_eq!(slots, length % 16..16.min(length % 16 + most));
+        one.append(slots.len(), 4, 1);
+        assert_eq!(run.table.live_indices(), one.table.live_indices());
+        let counts = |model: &Model| model.table.window().iter().map(Entry::count).collect::<Vec<_>>();
+        assert_eq!(counts(&run), counts(&one));
+        run.table.check().unwrap();
+    }
+}
+
+#[test]
 fn shared_pages_are_never_written() {
     let mut model = filled(4 + 3 * GROUP + 5);
     let shared: Vec<_> = model.table.entries().map(|entry| Arc::clone(&entry.page)).collect();

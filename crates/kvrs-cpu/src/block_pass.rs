@@ -1,8 +1,9 @@
-//! Attention of a block of query rows over the pages of one class.
+//! Attention of a block of query rows over the pages of one class, through blocks of f32 that every codec has.
 
-use crate::base::BaseScores;
+use crate::base::{BaseScores, Scores};
 use crate::class::{Segment, SideReader, TileAt};
 use crate::gemm::{Matrix, product};
+use crate::kernels::Kernels;
 use crate::lanes::add_sums;
 use crate::memory::{Chunk, bytes};
 use crate::output::Partial;
@@ -16,7 +17,8 @@ use kvrs_core::page::Entry;
 const PRODUCT_ROWS: usize = 16;
 
 /// Query rows `[part][query][query head of the group]` against one class.
-pub(crate) struct ClassPass<'a> {
+pub(crate) struct BlockPass<'a> {
+    kernels: Option<Kernels>,
     key: SideReader<'a>,
     value: SideReader<'a>,
     /// Prepared queries `[rows][key.len]`.
@@ -65,9 +67,10 @@ impl PageAt<'_> {
     }
 }
 
-impl<'a> ClassPass<'a> {
+impl<'a> BlockPass<'a> {
     /// Prepares `rows` queries, `read` each as `[key_dim]`.
     pub(crate) fn new(
+        kernels: Option<Kernels>,
         codec: &'a HeadCodec,
         rows: usize,
         key_dim: usize,
@@ -82,7 +85,7 @@ impl<'a> ClassPass<'a> {
             if key.is_tile() { z[..key_dim].copy_from_slice(q) } else { key.constants().prepare(q, z) }
         }
         let offset = codec.key.offset.as_ref().filter(|_| !key.is_tile());
-        let base = offset.map(|offset| BaseScores::new(offset, q, rows, slots, wide));
+        let base = offset.map(|offset| BaseScores::new(kernels, offset, q, (rows, slots), wide));
         let blocks = key.blocks().max(value.blocks());
         let scratch = Scratch {
             blocks: vec![ZERO_BLOCK; blocks],
@@ -91,7 +94,7 @@ impl<'a> ClassPass<'a> {
             wide: vec![0.0; if wide { blocks * 16 * slots } else { 0 }],
         };
         let (running, acc) = (Running::new(rows), vec![0.0; rows * value.len]);
-        Self { key, value, z, base, running, acc, parts, slots, scratch }
+        Self { kernels, key, value, z, base, running, acc, parts, slots, scratch }
     }
 
     /// Adds a page; `group` query heads follow each other in the rows of a query.
@@ -102,7 +105,13 @@ impl<'a> ClassPass<'a> {
         self.scratch.scores.fill(0.0);
         if let Some(base) = &mut self.base {
             let run = matches!(page.entry.slots(), kvrs_core::page::Slots::Run { .. });
-            base.add(page.entry.live(), run, |slot| page.position(slot), &mut self.scratch.scores);
+            let all = &mut self.scratch.scores[..];
+            base.add(
+                page.entry.live(),
+                run,
+                |slot| page.position(slot),
+                Scores { all, row: self.slots, at: 0 },
+            );
         }
         let wide = !self.scratch.wide.is_empty();
         if wide {
@@ -132,7 +141,7 @@ impl<'a> ClassPass<'a> {
                     let lanes = &mut lanes[..rows * 16];
                     lanes.fill(0.0);
                     let channels = blocks[segment.block..][..segment.blocks].as_flattened();
-                    add_sums(z, (key.len, segment.at), channels, lanes, (16, 0));
+                    add_sums(self.kernels, z, (key.len, segment.at), channels, lanes, (16, 0));
                     add_scaled(
                         lanes,
                         key.scales(at, segment).unwrap_or([1.0; 16]),
@@ -159,7 +168,7 @@ impl<'a> ClassPass<'a> {
                     let scales = value.scales(at, segment).unwrap_or([1.0; 16]);
                     take_scaled(scores, self.slots, at.index, scales, lanes);
                     for (b, block) in blocks[segment.block..][..segment.blocks].iter().enumerate() {
-                        add_sums(lanes, (16, 0), block, acc, (value.len, segment.at + 16 * b));
+                        add_sums(self.kernels, lanes, (16, 0), block, acc, (value.len, segment.at + 16 * b));
                     }
                 }
             }

@@ -1,0 +1,1 @@
+"""Benchmarks of kvrs beside its peers: ``python -m benches.decode``, ``.endtoend``, ``.prefill``."""

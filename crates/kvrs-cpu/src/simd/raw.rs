@@ -1,0 +1,117 @@
+//! Scores and weighted sums on 16-bit rows, token by token.
+
+use super::Simd;
+use kvrs_codec::Elem;
+
+/// Bytes of 16 channels.
+const CHUNK: usize = 32;
+
+/// Some query rows against one page of 16 rows.
+pub(crate) struct RawKeyArgs<'a> {
+    pub(crate) elem: Elem,
+    /// Rows `[token][chunk]`.
+    pub(crate) page: &'a [[u8; CHUNK]],
+    /// Queries `[row][chunk]`.
+    pub(crate) query: &'a [[f32; 16]],
+    /// Scores `[row][chunk]`, the page's chunk first.
+    pub(crate) scores: &'a mut [[f32; 16]],
+    /// Chunks from row to row.
+    pub(crate) row_chunks: usize,
+    pub(crate) next: *const u8,
+}
+
+/// Some rows of weights against one page of 16 rows.
+pub(crate) struct RawValueArgs<'a> {
+    pub(crate) elem: Elem,
+    /// Rows `[token][chunk]`.
+    pub(crate) page: &'a [[u8; CHUNK]],
+    /// Tokens that take part: whatever the others hold enters no sum.
+    pub(crate) live: u16,
+    /// Weights `[row][chunk]`, the page's chunk first.
+    pub(crate) weights: &'a [[f32; 16]],
+    /// Chunks of weights from row to row.
+    pub(crate) row_chunks: usize,
+    /// Sums `[row][chunk]`.
+    pub(crate) sums: &'a mut [[f32; 16]],
+    pub(crate) next: *const u8,
+}
+
+#[inline(always)]
+fn load<S: Simd, const BF16: bool>(s: S, chunk: &[u8; CHUNK], half: usize) -> S::F {
+    if BF16 { s.load_bf16(chunk, half) } else { s.load_f16(chunk, half) }
+}
+
+/// Adds the scores of `R` <= 4 rows; the elements are the page's.
+#[inline(always)]
+pub(crate) fn scores<S: Simd, const R: usize>(s: S, args: &mut RawKeyArgs<'_>) {
+    if args.elem == Elem::Bf16 { scores_of::<S, R, true>(s, args) } else { scores_of::<S, R, false>(s, args) }
+}
+
+#[inline(always)]
+fn scores_of<S: Simd, const R: usize, const BF16: bool>(s: S, args: &mut RawKeyArgs<'_>) {
+    let chunks = args.page.len() / 16;
+    assert!(args.page.len() == 16 * chunks && args.query.len() == R * chunks);
+    for pair in 0..8 {
+        let [first, second] = [0, 1].map(|t| &args.page[(2 * pair + t) * chunks..][..chunks]);
+        let mut sums = [[s.splat_f(0.0); 4]; 2];
+        for c in 0..chunks {
+            s.prefetch(args.next.wrapping_add((2 * pair * chunks + 2 * c) * CHUNK));
+            for half in 0..S::HALVES {
+                let (a, b) = (load::<S, BF16>(s, &first[c], half), load::<S, BF16>(s, &second[c], half));
+                for r in 0..R {
+                    let q = s.load_f(&args.query[r * chunks + c], half);
+                    sums[0][r] = s.mul_add(a, q, sums[0][r]);
+                    sums[1][r] = s.mul_add(b, q, sums[1][r]);
+                }
+            }
+        }
+        for (t, sums) in sums.into_iter().enumerate() {
+            let totals = s.reduce_add4(sums);
+            for r in 0..R {
+                args.scores[r * args.row_chunks][2 * pair + t] += totals[r];
+            }
+        }
+    }
+}
+
+/// Adds the weighted sums of `R` <= 4 rows; the elements are the page's.
+#[inline(always)]
+pub(crate) fn sums<S: Simd, const R: usize>(s: S, args: &mut RawValueArgs<'_>) {
+    if args.elem == Elem::Bf16 { sums_of::<S, R, true>(s, args) } else { sums_of::<S, R, false>(s, args) }
+}
+
+#[inline(always)]
+fn sums_of<S: Simd, const R: usize, const BF16: bool>(s: S, args: &mut RawValueArgs<'_>) {
+    let chunks = args.page.len() / 16;
+    assert!(args.page.len() == 16 * chunks && args.sums.len() == R * chunks);
+    let mut weights = [[0.0; R]; 16];
+    for (t, weights) in weights.iter_mut().enumerate() {
+        for (r, w) in weights.iter_mut().enumerate() {
+            *w = args.weights[r * args.row_chunks][t];
+        }
+    }
+    for c in 0..chunks {
+        let mut sums = [[s.splat_f(0.0); R]; 2];
+        for (t, weights) in weights.iter().enumerate() {
+            if args.live >> t & 1 == 0 {
+                continue;
+            }
+            let row = &args.page[t * chunks + c];
+            for half in 0..S::HALVES {
+                let x = load::<S, BF16>(s, row, half);
+                for r in 0..R {
+                    sums[half][r] = s.mul_add(x, s.splat_f(weights[r]), sums[half][r]);
+                }
+            }
+        }
+        for line in 0..8 {
+            s.prefetch(args.next.wrapping_add((8 * c + line) * 64));
+        }
+        for half in 0..S::HALVES {
+            for r in 0..R {
+                let to = &mut args.sums[r * chunks + c];
+                s.store_f(s.add(s.load_f(to, half), sums[half][r]), to, half);
+            }
+        }
+    }
+}

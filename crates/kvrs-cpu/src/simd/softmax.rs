@@ -1,0 +1,131 @@
+//! The online softmax of a block of rows over a batch of scores, in f32.
+//!
+//! Rows go through each step together: the horizontal maxima and sums of one hide behind those of the others.
+
+use super::Simd;
+use crate::kernels::ROWS;
+use crate::softmax::Logits;
+use core::f32::consts::LOG2_E;
+
+/// Up to [`ROWS`] rows of scores and which of them count.
+pub(crate) struct SoftmaxArgs<'a> {
+    /// Scores `[row][chunk]` on entry, weights relative to the new maximum on return.
+    pub(crate) scores: &'a mut [[f32; 16]],
+    /// Chunks from row to row.
+    pub(crate) row_chunks: usize,
+    /// Bits of the slots of each chunk, per row: as many chunks are read. Scores of the other slots do not matter,
+    /// their weights become 0.
+    pub(crate) masks: [&'a [u16]; ROWS],
+    pub(crate) logits: Logits,
+    /// Largest logit so far, then with these `[row]`.
+    pub(crate) max: &'a mut [f32],
+    /// Sum of weights so far, then with these, relative to the new maximum `[row]`.
+    pub(crate) sum: &'a mut [f32],
+    /// Weighted sums so far, then relative to the new maximum `[row][chunk]`.
+    pub(crate) acc: &'a mut [[f32; 16]],
+}
+
+/// Turns scores into weights, and what was summed over earlier weights to their new scale.
+#[inline(always)]
+pub(crate) fn step<S: Simd>(s: S, args: SoftmaxArgs<'_>) {
+    let SoftmaxArgs { scores, row_chunks, masks, logits, max, sum, acc } = args;
+    let (rows, acc_chunks) = (max.len(), acc.len() / max.len());
+    assert!(rows <= ROWS && sum.len() == rows && scores.len() >= (rows - 1) * row_chunks + masks[0].len());
+    let mut largest = [s.splat_f(f32::NEG_INFINITY); ROWS];
+    for row in 0..rows {
+        largest[row] = largest_logit(s, &mut scores[row * row_chunks..], masks[row], logits);
+    }
+    for row in 0..rows {
+        let new = s.reduce_max(largest[row]).max(max[row]);
+        if new > max[row] {
+            let factor = crate::lanes::exp(max[row] - new);
+            max[row] = new;
+            sum[row] *= factor;
+            multiply(s, &mut acc[row * acc_chunks..][..acc_chunks], factor);
+        }
+    }
+    let mut totals = [s.splat_f(0.0); ROWS];
+    for row in 0..rows {
+        totals[row] = weigh(s, &mut scores[row * row_chunks..], masks[row], max[row]);
+    }
+    let totals = s.reduce_add4(totals);
+    for row in 0..rows {
+        sum[row] += totals[row];
+    }
+}
+
+/// Replaces scores by logits, those that do not count by -inf, and returns the largest per lane.
+#[inline(always)]
+fn largest_logit<S: Simd>(s: S, scores: &mut [[f32; 16]], masks: &[u16], logits: Logits) -> S::F {
+    let mut largest = s.splat_f(f32::NEG_INFINITY);
+    for (chunk, &mask) in scores.iter_mut().zip(masks) {
+        for half in 0..S::HALVES {
+            let mut x = s.mul(s.load_f(chunk, half), s.splat_f(logits.scale));
+            if let Some(cap) = logits.softcap {
+                x = s.mul(s.splat_f(cap), tanh(s, s.div(x, s.splat_f(cap))));
+            }
+            if mask != u16::MAX {
+                x = s.select(mask, half, x, s.splat_f(f32::NEG_INFINITY));
+            }
+            largest = s.max(largest, x);
+            s.store_f(x, chunk, half);
+        }
+    }
+    largest
+}
+
+/// Replaces logits by weights relative to `max` and returns their sums per lane.
+#[inline(always)]
+fn weigh<S: Simd>(s: S, scores: &mut [[f32; 16]], masks: &[u16], max: f32) -> S::F {
+    let mut total = s.splat_f(0.0);
+    // A row that has seen nothing yet has the maximum -inf, and -inf from it would be NaN.
+    let shift = s.splat_f(if max == f32::NEG_INFINITY { 0.0 } else { max });
+    for (chunk, &mask) in scores.iter_mut().zip(masks) {
+        for half in 0..S::HALVES {
+            let mut weight = exp2(s, s.mul(s.sub(s.load_f(chunk, half), shift), s.splat_f(LOG2_E)));
+            if mask != u16::MAX {
+                weight = s.select(mask, half, weight, s.splat_f(0.0));
+            }
+            total = s.add(total, weight);
+            s.store_f(weight, chunk, half);
+        }
+    }
+    total
+}
+
+#[inline(always)]
+fn multiply<S: Simd>(s: S, x: &mut [[f32; 16]], factor: f32) {
+    for chunk in x {
+        for half in 0..S::HALVES {
+            s.store_f(s.mul(s.load_f(chunk, half), s.splat_f(factor)), chunk, half);
+        }
+    }
+}
+
+/// `2^x` within 3e-7 relative for x <= 0, at least 2^-126.
+///
+/// `x = n + f` with `|f| <= 1/2`; `2^f` by Taylor to f^6 (remainder 1.2e-7).
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
+    const COEFFICIENTS: [f32; 6] =
+        [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, core::f32::consts::LN_2, 1.0];
+    let x = s.max(x, s.splat_f(-126.0));
+    let n = s.round(x);
+    let f = s.sub(x, n);
+    let mut p = s.splat_f(1.540_353e-4);
+    for c in COEFFICIENTS {
+        p = s.mul_add(p, f, s.splat_f(c));
+    }
+    s.scale_by_power(p, n)
+}
+
+/// The hyperbolic tangent within 3e-7: `(1 - e) / (1 + e)` with `e = exp(-2 |x|)`, and the sign of x.
+#[inline(always)]
+fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    let one = s.splat_f(1.0);
+    let e = exp2(s, s.mul(s.abs(x), s.splat_f(-2.0 * LOG2_E)));
+    let positive = s.div(s.sub(one, e), s.add(one, e));
+    // x times a huge number, clamped to 1: the sign of x.
+    let sign = s.max(s.min(s.mul(x, s.splat_f(1e38)), one), s.splat_f(-1.0));
+    s.mul(positive, sign)
+}
