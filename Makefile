@@ -49,6 +49,7 @@ endif
 
 test-python: build
 	$(PY) -m pytest -q
+	KVRS_ISA=scalar $(PY) -m pytest -q tests/python/test_api.py tests/python/test_cases.py tests/python/test_fixtures.py
 
 sanitize: ## the CPU backend's tests under valgrind, which knows AVX2 but no AVX-512
 	PROPTEST_CASES=6 cargo test -p kvrs-cpu $(UNDER_VALGRIND) --lib --test pages

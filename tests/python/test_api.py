@@ -10,7 +10,7 @@ from typing import Any
 import kvrs
 import numpy as np
 import pytest
-from conftest import assert_attention, contents, expected, make_store, tensors
+from conftest import DIGITS, assert_attention, contents, expected, make_store, tensors
 
 TQ4 = kvrs.TurboQuant(bits=4)
 
@@ -153,7 +153,7 @@ def test_attend_equals_float64_attention_on_what_is_decoded(
     for row, seq in enumerate(seqs):
         want, want_lse = expected(store, 1, seq, q[row], **options)
         assert_attention(out.numpy()[row], want)
-        assert np.abs(lse.numpy()[row] - want_lse).max() < 1e-4
+        assert np.abs(lse.numpy()[row] - want_lse).max() < 1e-4 + DIGITS
 
 
 def test_a_sliding_layer_sees_its_window_only(codec: Any, rng: np.random.Generator) -> None:
@@ -185,7 +185,7 @@ def test_extend_attends_on_the_encoded_past_and_on_its_own_tokens_exactly(
     out, lse = store.extend(0, q, k, v, seqs, return_lse=True)
     for row in range(2):
         assert_attention(out.numpy()[row], want[row][0])
-        assert np.abs(lse.numpy()[row] - want[row][1]).max() < 1e-4
+        assert np.abs(lse.numpy()[row] - want[row][1]).max() < 1e-4 + DIGITS
 
 
 def test_extend_leaves_the_store_as_append_does(codec: Any, rng: np.random.Generator) -> None:

@@ -1,7 +1,9 @@
 //! The CPU backend: attention on packed pages, encoding, and the memory that pages lie in.
 //!
-//! `unsafe` stands behind three doors: [`memory`] hands out the bytes of a page, `gemm` checks extents before it
-//! calls the matrix product, and nothing else needs it.
+//! `unsafe` stands behind five doors: [`memory`] maps chunks and hands out the bytes of a page, `gemm` checks extents
+//! before it calls the matrix product, `jobs` lends a call's closure to other threads until the call returns, `kernels` and
+//! `encode` call functions of an instruction set that the CPU was seen to have, and the tokens in `x86` prove the same
+//! for single operations.
 
 mod attend;
 mod backend;

@@ -132,6 +132,8 @@ fn word_pairs(four: &[f32; 4], factor: f32) -> [i32; 2] {
 }
 
 /// Bytes of weights times token scales `[row][quad][Simd::SPREAD]`, for each of `prepared.len()` rows.
+///
+/// A digit's value is what keeps the sum of the weights: equal weights all round the same way.
 #[inline(always)]
 pub(crate) fn narrow_weights<S: Simd>(
     s: S,
@@ -165,6 +167,9 @@ pub(crate) fn narrow_weights<S: Simd>(
         }
         let [low, high] = s.reduce_pairs(sums);
         starts[row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
+        if low + high > 0.0 {
+            prepared[row].digit = prepared[row].sum / (low + high);
+        }
     }
 }
 
