@@ -5,7 +5,7 @@ use crate::kernels::Kernels;
 use crate::memory::{Chunk, Cpu, bytes};
 use crate::output::Partial;
 use crate::own::OwnHead;
-use crate::packed_pass::{PackedPass, PassCall, Workspace};
+use crate::packed_pass::{PackedPass, PageRef, PassCall, Workspace};
 use crate::softmax::Logits;
 use crate::visible::Visibility;
 use kvrs_codec::backend::AttendCall;
@@ -228,27 +228,25 @@ impl<'a> Context<'a> {
         &self,
         unit: &Unit,
         mut pass: PackedPass<'_>,
-        mut pages: std::iter::Peekable<impl Iterator<Item = &'e Entry<Chunk>>>,
+        pages: impl Iterator<Item = &'e Entry<Chunk>>,
         partial: &mut Partial,
     ) {
         let start = self.call.rows[unit.row].start;
         let call = PassCall { logits: self.logits, group: self.heads, start };
-        let (mut batch, mut masks) = (Vec::with_capacity(pass.batch_pages()), Vec::new());
-        while let Some(entry) = pages.next() {
+        // Entries are read one after the other before any page is: their cache misses overlap.
+        let (mut seen, mut masks) = (Vec::with_capacity(SPLIT_SLOTS / 16), Vec::new());
+        for entry in pages {
             let before = masks.len();
             masks.extend(self.masks(unit, entry));
             if masks[before..].iter().all(|&mask| mask == 0) {
                 masks.truncate(before);
             } else {
-                batch.push(entry);
+                seen.push(PageRef { entry, bytes: bytes(entry.page()) });
             }
-            let next = pages.peek();
-            if batch.len() == pass.batch_pages() || (next.is_none() && !batch.is_empty()) {
-                let after = bytes(next.copied().unwrap_or(entry).page()).as_ptr();
-                pass.add_batch(call, &batch, &masks, after);
-                batch.clear();
-                masks.clear();
-            }
+        }
+        let size = pass.batch_pages();
+        for (i, masks) in masks.chunks(size * unit.queries.len()).enumerate() {
+            pass.add_batch(call, &seen, i * size, masks);
         }
         pass.finish(partial, self.call.layer.shape.value_dim);
     }

@@ -3,7 +3,7 @@
 use crate::base::{BaseScores, Scores};
 use crate::digits::{QueryDigits, WeightDigits};
 use crate::kernels::{Kernels, blocks};
-use crate::memory::{Chunk, bytes};
+use crate::memory::Chunk;
 use crate::output::Partial;
 use crate::packed::{PackedRun, runs_of, token_scales};
 use crate::simd::codes::Codes;
@@ -39,6 +39,13 @@ pub(crate) struct Workspace {
     running: Running,
     q: Vec<f32>,
     out: Vec<f32>,
+}
+
+/// A page of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct PageRef<'a> {
+    pub(crate) entry: &'a Entry<Chunk>,
+    pub(crate) bytes: &'a [u8],
 }
 
 /// What a batch's pages share.
@@ -116,30 +123,26 @@ impl<'a> PackedPass<'a> {
         16 * BATCH_CHUNKS / self.codec.desc.slots as usize
     }
 
-    /// Adds up to [`Self::batch_pages`] pages, of which `masks` `[page][query]` says what the queries see; `after`:
-    /// the page that will be read next.
-    pub(crate) fn add_batch(
-        &mut self,
-        call: PassCall,
-        pages: &[&Entry<Chunk>],
-        masks: &[u64],
-        after: *const u8,
-    ) {
-        let chunks = self.chunk(pages.len());
+    /// Adds the pages from `first` on, as many as `masks` `[page][query]` tells what the queries see of: up to
+    /// [`Self::batch_pages`].
+    pub(crate) fn add_batch(&mut self, call: PassCall, pages: &[PageRef<'_>], first: usize, masks: &[u64]) {
+        let queries = masks.len() / (pages.len() - first).min(self.batch_pages());
+        let count = masks.len() / queries;
+        let chunks = self.chunk(count);
         self.w.scores.chunks_exact_mut(BATCH_CHUNKS).for_each(|row| row[..chunks].fill([0.0; 16]));
-        let queries = masks.len() / pages.len();
         self.set_masks(masks, queries);
         let page = |i: usize| {
             let live = masks[i * queries..][..queries].iter().fold(0, |all, mask| all | mask);
-            let next = pages.get(i + 1).map_or(after, |entry| bytes(entry.page()).as_ptr());
-            PageBytes { bytes: bytes(pages[i].page()), live, next }
+            let bytes = pages[first + i].bytes;
+            let next = pages.get(first + i + 1).map_or(bytes, |page| page.bytes).as_ptr();
+            PageBytes { bytes, live, next }
         };
-        for (i, entry) in pages.iter().enumerate() {
-            self.add_base(call, entry, self.chunk(i));
+        for i in 0..count {
+            self.add_base(call, pages[first + i].entry, self.chunk(i));
             self.add_scores(page(i), self.chunk(i));
         }
-        self.softmax(call, pages.len(), queries);
-        for i in 0..pages.len() {
+        self.softmax(call, count, queries);
+        for i in 0..count {
             self.add_sums(page(i), self.chunk(i));
         }
     }
