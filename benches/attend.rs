@@ -6,7 +6,6 @@ use common::{Step, Store, cpu};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvrs_cpu::Isa;
 use std::hint::black_box;
-use std::time::Duration;
 
 const HEADS: [usize; 2] = [32, 8];
 
@@ -83,10 +82,7 @@ fn attend(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1));
+    config = common::criterion();
     targets = attend
 }
 criterion_main!(benches);

@@ -14,7 +14,6 @@ use kvrs_cpu::memory::{Chunk, bytes};
 use kvrs_cpu::{Cpu, Isa};
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Duration;
 
 const TOKENS: usize = 16;
 
@@ -99,10 +98,7 @@ fn relative_error(view: &View<'_>, decode: impl Fn(usize, &mut [f32])) -> f32 {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1));
+    config = common::criterion();
     targets = encode
 }
 criterion_main!(benches);

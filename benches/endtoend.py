@@ -34,7 +34,7 @@ from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benches import machine
-from benches.peers.builder import Missing
+from benches.peers.builder import MissingPeerError
 from benches.peers.transformers_caches import make_quantized
 
 PLAN = "turboquant:4"
@@ -113,7 +113,7 @@ def make_caches(model: Any, tokens: int) -> tuple[dict[str, Any], dict[str, str]
         name = f"QuantizedCache {backend}"
         try:
             caches[name] = transformers_cache(make_quantized(model.config, backend), model, tokens)
-        except Missing as reason:
+        except MissingPeerError as reason:
             missing[name] = str(reason)
     return caches, missing
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+from torch.nn import functional
 
 QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
 
@@ -56,7 +56,7 @@ class Case:
     def exact(self) -> torch.Tensor:
         """Attention over the bfloat16 keys and values, computed in float32, as ``[Hq * D]``."""
         case = self.single
-        return F.scaled_dot_product_attention(case.grouped_q, case.k, case.v).flatten()
+        return functional.scaled_dot_product_attention(case.grouped_q, case.k, case.v).flatten()
 
     def error(self, answer: torch.Tensor) -> float:
         """Return the relative error of an attention output with the elements of `exact`, in its order."""

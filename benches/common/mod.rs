@@ -1,6 +1,7 @@
 //! One sequence of gaussian keys and values in one layer, stored as a store would.
 #![allow(dead_code)] // every bench uses a part
 
+use criterion::Criterion;
 use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows};
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant::{self, CodecSpec, ConstantCache, SideContext};
@@ -11,11 +12,20 @@ use kvrs_core::page::{Arena, Page, Table, Zone};
 use kvrs_cpu::memory::Chunk;
 use kvrs_cpu::{Cpu, Isa};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SINKS: usize = 4;
 const RECENT: usize = 128;
 /// Tokens after which keys and values come again: what is read does not depend on what it says.
 const DISTINCT: usize = 4096;
+
+/// Short runs: a record of all benchmarks takes a minute.
+pub(crate) fn criterion() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+}
 
 /// One thread on the kernels of an instruction set.
 pub(crate) fn cpu(isa: Isa) -> Arc<Cpu> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benches.inputs import Case
 from benches.peers import ggml, store, torch_forms, transformers_caches
-from benches.peers.builder import Builder, Missing
+from benches.peers.builder import Builder, MissingPeerError
 from benches.timing import Form
 
 FAMILIES: dict[str, dict[str, Builder]] = {
@@ -33,7 +33,7 @@ def build(case: Case, builders: dict[str, Builder]) -> tuple[list[Form], dict[st
     for name, builder in builders.items():
         try:
             form = builder(case)
-        except Missing as reason:
+        except MissingPeerError as reason:
             missing[name] = str(reason)
             continue
         error = case.error(form.step())

@@ -8,8 +8,8 @@ from benches.inputs import Case
 from benches.timing import Form
 
 Builder = Callable[[Case], Form]
-"""Makes the form of a peer for a case; raises `Missing` if there is none on this machine."""
+"""Makes the form of a peer for a case; raises `MissingPeerError` if there is none on this machine."""
 
 
-class Missing(Exception):  # noqa: N818
+class MissingPeerError(Exception):
     """A peer is not installed or refuses the case; the message goes into the table."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benches.inputs import Case
-from benches.peers.builder import Builder, Missing
+from benches.peers.builder import Builder, MissingPeerError
 from benches.timing import Form
 
 VARIABLE = "KVRS_GGML"
@@ -90,7 +90,7 @@ def library(folder: str) -> Any:
     for name, prototypes in (("libggml-base.so", BASE), ("libggml-cpu.so", CPU)):
         found = sorted(Path(folder).rglob(name))
         if not found:
-            raise Missing(f"no {name} in ${VARIABLE}")
+            raise MissingPeerError(f"no {name} in ${VARIABLE}")
         loaded = ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
         for function, (result, *arguments) in prototypes.items():
             functions[function] = getattr(loaded, function)
@@ -165,7 +165,7 @@ def flash_attention(case: Case, kind: str) -> Form:
     """Build ggml's flash attention over a cache of type f16, q8_0 or q4_0."""
     folder = os.environ.get(VARIABLE)
     if not folder:
-        raise Missing(f"${VARIABLE} is not set")
+        raise MissingPeerError(f"${VARIABLE} is not set")
     attention = Attention(library(folder), case, TYPES[kind])
     return Form("ggml", f"ggml {kind}", attention.step, tolerance=TOLERANCES[kind])
 

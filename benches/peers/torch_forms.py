@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+from torch.nn import functional
 
 from benches.inputs import Case
 from benches.peers.builder import Builder
@@ -22,14 +22,14 @@ def typed(case: Case, dtype: torch.dtype) -> Case:
 def enable_gqa(case: Case, dtype: torch.dtype) -> Form:
     """Build the fused attention that is told of the query groups."""
     case = typed(case, dtype)
-    step = partial(F.scaled_dot_product_attention, case.q, case.k, case.v, enable_gqa=True)
+    step = partial(functional.scaled_dot_product_attention, case.q, case.k, case.v, enable_gqa=True)
     return Form("torch", f"SDPA enable_gqa {NAMES[dtype]}", step)
 
 
 def grouped_q(case: Case, dtype: torch.dtype) -> Form:
     """Build the fused attention with a group's query heads as rows of one head."""
     case = typed(case, dtype)
-    step = partial(F.scaled_dot_product_attention, case.grouped_q, case.k, case.v)
+    step = partial(functional.scaled_dot_product_attention, case.grouped_q, case.k, case.v)
     return Form("torch", f"SDPA grouped q {NAMES[dtype]}", step)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benches.inputs import Case
-from benches.peers.builder import Builder, Missing
+from benches.peers.builder import Builder, MissingPeerError
 from benches.timing import Form
 
 BITS = 4
@@ -35,7 +35,7 @@ def quantized_cache(case: Case, backend: str) -> Form:
         form = _form(_name(backend), cache, case, tolerance=0.1 if backend == "fp8" else 0.35)
         form.step()
     except RuntimeError as error:
-        raise Missing(f"does not run here: {str(error).splitlines()[0]}") from error
+        raise MissingPeerError(f"does not run here: {str(error).splitlines()[0]}") from error
     form.restore()
     return form
 
@@ -52,7 +52,7 @@ def make_quantized(config: Any, backend: str) -> Any:
 
     Raises
     ------
-    Missing
+    MissingPeerError
         If the backend is not installed, or the cache refuses the model.
     """
     from transformers import QuantizedCache
@@ -60,12 +60,12 @@ def make_quantized(config: Any, backend: str) -> Any:
     try:
         return QuantizedCache(backend, config, **({} if backend == "fp8" else {"nbits": BITS}))
     except ImportError:
-        raise Missing(f"{INSTALLED_AS[backend]} is not installed") from None
+        raise MissingPeerError(f"{INSTALLED_AS[backend]} is not installed") from None
     except ValueError as error:
         if "full attention" in str(error):
-            raise Missing("refuses models with sliding layers") from None
+            raise MissingPeerError("refuses models with sliding layers") from None
         if "Unknown quantization backend" in str(error):
-            raise Missing("not in this version of transformers") from None
+            raise MissingPeerError("not in this version of transformers") from None
         raise
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("rich", reason="the benchmarks print with rich, which is not
 from rich.console import Console  # noqa: E402
 
 from benches import decode, extras, floor, inputs, machine, peers, plot, record, table, timing  # noqa: E402
-from benches.peers.builder import Missing  # noqa: E402
+from benches.peers.builder import MissingPeerError  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 COMMITTED = sorted(RESULTS.glob("bench-decode*.json"))
@@ -79,14 +79,14 @@ def test_a_form_whose_answer_is_wrong_is_not_timed() -> None:
 
 def test_a_missing_peer_keeps_its_reason() -> None:
     def absent(_case: inputs.Case) -> timing.Form:
-        raise Missing("not installed")
+        raise MissingPeerError("not installed")
 
     assert peers.build(inputs.make(40), {"absent": absent}) == ([], {"absent": "not installed"})
 
 
 def test_a_folder_without_ggml_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVRS_GGML", str(tmp_path))
-    with pytest.raises(Missing, match=r"no libggml-base.so in \$KVRS_GGML"):
+    with pytest.raises(MissingPeerError, match=r"no libggml-base.so in \$KVRS_GGML"):
         peers.all_forms()["ggml f16"](inputs.make(40))
 
 

@@ -215,7 +215,8 @@ fn dense_in_order(matrix: &[f32], d: usize, x: &[f32], y: &mut [f32]) {
 }
 
 /// Dot product in 16 partial sums, which are then added in pairs: large terms meet in few roundings.
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+#[must_use]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
     let mut acc = [0.0; 16];
     for (a, b) in a.iter().zip(b) {

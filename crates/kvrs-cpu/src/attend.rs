@@ -232,7 +232,8 @@ impl<'a> Context<'a> {
         partial: &mut Partial,
     ) {
         let start = self.call.rows[unit.row].start;
-        let call = PassCall { logits: self.logits, group: self.heads, start };
+        let queries = unit.queries.len();
+        let call = PassCall { logits: self.logits, group: self.heads, queries, start };
         // Entries are read one after the other before any page is: their cache misses overlap.
         let (mut seen, mut masks) = (Vec::with_capacity(SPLIT_SLOTS / 16), Vec::new());
         for entry in pages {
@@ -245,7 +246,7 @@ impl<'a> Context<'a> {
             }
         }
         let size = pass.batch_pages();
-        for (i, masks) in masks.chunks(size * unit.queries.len()).enumerate() {
+        for (i, masks) in masks.chunks(size * queries).enumerate() {
             pass.add_batch(call, &seen, i * size, masks);
         }
         pass.finish(partial, self.call.layer.shape.value_dim);

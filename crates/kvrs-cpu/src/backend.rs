@@ -29,8 +29,7 @@ impl Backend for Cpu {
         slot: usize,
     ) {
         let raw: Vec<&[u8]> = raw.iter().map(|page| bytes(page)).collect();
-        let isa = self.isa().unwrap_or(crate::isa::Isa::Scalar);
-        crate::encode::seal(isa, codecs, &raw, position, bytes_mut(page), slot);
+        crate::encode::seal(self.kernels(), codecs, &raw, position, bytes_mut(page), slot);
     }
 
     fn attend(&self, call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, lse: Option<&mut [f32]>) {

@@ -15,8 +15,6 @@ pub(crate) struct QueryDigits {
     /// Per run and block of rows: its digits, which are neighbours.
     digits: Lines<i32>,
     starts: Vec<i32>,
-    /// [`Kernels::spread`].
-    spread: usize,
     /// `[run][row]`.
     scales: Vec<f32>,
     biases: Vec<f32>,
@@ -26,8 +24,7 @@ impl QueryDigits {
     /// Quantises the prepared queries `z` `[row][chunk]`.
     pub(crate) fn prepare(&mut self, kernels: Kernels, runs: &[PackedRun], z: &[[f32; 16]], rows: usize) {
         let last = runs.last().expect("sides have runs");
-        self.spread = kernels.spread();
-        self.digits.chunks(((last.digits_at + last.digits()) * self.spread * rows).div_ceil(16));
+        self.digits.chunks(((last.digits_at + last.digits()) * kernels.spread() * rows).div_ceil(16));
         self.starts.resize((last.spans_at + last.spans()) * rows, 0);
         self.scales.clear();
         self.biases.clear();
@@ -43,13 +40,6 @@ impl QueryDigits {
         }
     }
 
-    /// Where the digits of a run and a block of rows lie: every run has room for spread digits.
-    fn range(&self, run: &PackedRun, first: usize, count: usize, rows: usize) -> Range<usize> {
-        let spread = if matches!(run.levels, Levels::Narrow(_)) { self.spread } else { 1 };
-        let at = self.spread * run.digits_at * rows + spread * run.digits() * first;
-        at..at + spread * run.digits() * count
-    }
-
     fn quantise(
         &mut self,
         kernels: Kernels,
@@ -58,9 +48,8 @@ impl QueryDigits {
         (first, row, count): (usize, usize, usize),
         rows: usize,
     ) -> Prepared {
-        let digits = self.range(run, first, count, rows);
-        let digits = &mut self.digits.as_flattened_mut()[digits];
-        let starts = &mut self.starts[run.spans_at * rows + run.spans() * first..][..run.spans() * count];
+        let (digits, starts) = ranges(kernels, run, (first, count), rows);
+        let (digits, starts) = (&mut self.digits.as_flattened_mut()[digits], &mut self.starts[starts]);
         let args = QueryArgs { z, row, rows: count, digits, starts };
         match run.levels {
             Levels::Narrow(_) => kernels.narrow_query(args),
@@ -78,7 +67,8 @@ impl QueryDigits {
         rows: usize,
     ) {
         for (first, count) in blocks(rows) {
-            let digits = &self.digits.as_flattened()[self.range(run, first, count, rows)];
+            let (digits, starts) = ranges(kernels, run, (first, count), rows);
+            let (digits, starts) = (&self.digits.as_flattened()[digits], &self.starts[starts]);
             let mut args = KeyArgs {
                 codes,
                 token_scales,
@@ -89,14 +79,8 @@ impl QueryDigits {
             };
             match &run.levels {
                 Levels::Narrow(tables) => {
-                    let starts =
-                        &self.starts[run.spans_at * rows + run.spans() * first..][..run.spans() * count];
-                    kernels.narrow_keys(
-                        run.width,
-                        count,
-                        &mut args,
-                        &NarrowDigits { tables, digits, starts },
-                    );
+                    let digits = NarrowDigits { tables, digits, starts };
+                    kernels.narrow_keys(run.width, count, &mut args, &digits);
                 }
                 Levels::Wide(table) => {
                     kernels.wide_keys(run.width, count, &mut args, &WideDigits { table, digits });
@@ -104,6 +88,19 @@ impl QueryDigits {
             }
         }
     }
+}
+
+/// Where the digits and starts of a run and `count` of `rows` rows lie: every run has room for spread digits.
+fn ranges(
+    kernels: Kernels,
+    run: &PackedRun,
+    (first, count): (usize, usize),
+    rows: usize,
+) -> (Range<usize>, Range<usize>) {
+    let spread = if matches!(run.levels, Levels::Narrow(_)) { kernels.spread() } else { 1 };
+    let digits = kernels.spread() * run.digits_at * rows + spread * run.digits() * first;
+    let starts = run.spans_at * rows + run.spans() * first;
+    (digits..digits + spread * run.digits() * count, starts..starts + run.spans() * count)
 }
 
 /// Softmax weights of a page against the runs of the values.

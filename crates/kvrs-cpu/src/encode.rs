@@ -1,6 +1,6 @@
 //! Encoding of raw pages.
 
-use crate::isa::Isa;
+use crate::kernels::Kernels;
 use crate::simd::encode::{Scratch, TileArgs};
 use crate::simd::search::{Found, Search};
 use kvrs_codec::desc::TILE;
@@ -14,42 +14,26 @@ thread_local! {
     static KEPT: RefCell<(Vec<Found>, Scratch)> = RefCell::default();
 }
 
-/// Encodes one tile by vectors of an instruction set.
-pub(crate) type Kernel = fn(&mut TileArgs<'_>);
+/// Encodes one tile by vectors.
+pub(crate) type Kernel<'a> = &'a dyn Fn(&mut TileArgs<'_>);
 
 /// Encodes full raw pages into `page` from `slot` on; `codecs` are those of the raw and of the target page.
 pub(crate) fn seal(
-    isa: Isa,
+    kernels: Option<Kernels>,
     codecs: (&HeadCodec, &HeadCodec),
     raw: &[&[u8]],
     position: i64,
     page: &mut [u8],
     slot: usize,
 ) {
-    seal_with(kernel(isa), codecs, raw, position, page, slot);
-}
-
-/// The kernel of `isa`; `None`: the scalar encoder, also for one that this CPU lacks.
-pub(crate) fn kernel(isa: Isa) -> Option<Kernel> {
-    if isa > Isa::detected() {
-        return None;
-    }
-    match isa {
-        Isa::Scalar => None,
-        // SAFETY: the CPU has the instruction set.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => Some(|args| unsafe { crate::x86::encode::encode_avx2(args) }),
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Some(|args| unsafe { crate::x86::encode::encode_avx512(args) }),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => None,
-    }
+    let encode = kernels.map(|kernels| move |args: &mut TileArgs<'_>| kernels.encode_tile(args));
+    let kernel = encode.as_ref().map(|encode| encode as Kernel<'_>);
+    seal_with(kernel, codecs, raw, position, page, slot);
 }
 
 /// As [`seal`], with that kernel; `None`: with the scalar encoder.
 pub(crate) fn seal_with(
-    kernel: Option<Kernel>,
+    kernel: Option<Kernel<'_>>,
     (raw_codec, codec): (&HeadCodec, &HeadCodec),
     raw: &[&[u8]],
     position: i64,
@@ -72,7 +56,7 @@ pub(crate) fn seal_with(
 
 /// Encodes one side by a kernel; `false` where only the scalar encoder serves.
 fn seal_by(
-    kernel: Kernel,
+    kernel: Kernel<'_>,
     context: EncodeContext<'_>,
     from: &Raw<'_>,
     position: i64,

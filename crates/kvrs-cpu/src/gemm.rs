@@ -1,5 +1,7 @@
 //! The matrix product behind a safe door.
 
+use kvrs_codec::transform::dot;
+
 /// A matrix inside a slice: element (i, j) stands at `i * row + j * column`.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
@@ -90,17 +92,6 @@ fn small_product(
             }
         }
     }
-}
-
-/// A dot product in 16 partial sums.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-    let mut sums = [0.0; 16];
-    for (a, b) in a.iter().zip(b) {
-        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(s, (a, b))| *s += a * b);
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    sums.iter().sum::<f32>() + rest
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! The attention kernels of one instruction set, as one table of functions.
+//! The kernels of one instruction set, as one table of functions.
 
 use crate::isa::Isa;
+use crate::simd::encode::TileArgs;
 use crate::simd::keys::{KeyArgs, NarrowDigits, WideDigits};
 use crate::simd::lanes::LaneArgs;
 use crate::simd::prepare::{Prepared, QueryArgs, WeightArgs};
@@ -44,6 +45,7 @@ pub(crate) struct Table {
     pub(crate) lane_sums: unsafe fn(&mut LaneArgs<'_>),
     pub(crate) hadamard: unsafe fn(&[f32], &mut [[f32; 16]]),
     pub(crate) hadamard_transposed: unsafe fn(&[f32], &mut [[f32; 16]]),
+    pub(crate) encode_tile: unsafe fn(&mut TileArgs<'_>),
 }
 
 /// A table that this CPU can run: having one is the proof.
@@ -112,6 +114,8 @@ calls! {
     hadamard(signs: &[f32], x: &mut [[f32; 16]]);
     /// The transpose of [`Self::hadamard`].
     hadamard_transposed(signs: &[f32], x: &mut [[f32; 16]]);
+    /// Encodes a tile of 16 tokens.
+    encode_tile(args: &mut TileArgs<'_>);
 }
 
 impl Kernels {

@@ -1,8 +1,8 @@
 //! The CPU backend: attention on packed pages, encoding, and the memory that pages lie in.
 //!
-//! `unsafe` stands behind five doors: [`memory`] maps chunks and hands out the bytes of a page, `gemm` checks extents
-//! before it calls the matrix product, `jobs` lends a call's closure to other threads until the call returns, `kernels` and
-//! `encode` call functions of an instruction set that the CPU was seen to have, and the tokens in `x86` prove the same
+//! `unsafe` stands behind four doors: [`memory`] maps chunks and hands out the bytes of a page, `gemm` checks extents
+//! before it calls the matrix product, `jobs` lends a call's closure to other threads until the call returns, `kernels`
+//! calls functions of an instruction set that the CPU was seen to have; the tokens in `x86` prove the same
 //! for single operations.
 
 mod attend;

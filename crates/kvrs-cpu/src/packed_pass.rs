@@ -54,6 +54,7 @@ pub(crate) struct PassCall {
     pub(crate) logits: Logits,
     /// Query heads that follow each other in the rows of a query.
     pub(crate) group: usize,
+    pub(crate) queries: usize,
     /// Position of index 0.
     pub(crate) start: i64,
 }
@@ -126,7 +127,7 @@ impl<'a> PackedPass<'a> {
     /// Adds the pages from `first` on, as many as `masks` `[page][query]` tells what the queries see of: up to
     /// [`Self::batch_pages`].
     pub(crate) fn add_batch(&mut self, call: PassCall, pages: &[PageRef<'_>], first: usize, masks: &[u64]) {
-        let queries = masks.len() / (pages.len() - first).min(self.batch_pages());
+        let queries = call.queries;
         let count = masks.len() / queries;
         let chunks = self.chunk(count);
         self.w.scores.chunks_exact_mut(BATCH_CHUNKS).for_each(|row| row[..chunks].fill([0.0; 16]));
@@ -141,7 +142,7 @@ impl<'a> PackedPass<'a> {
             self.add_base(call, pages[first + i].entry, self.chunk(i));
             self.add_scores(page(i), self.chunk(i));
         }
-        self.softmax(call, count, queries);
+        self.softmax(call, count);
         for i in 0..count {
             self.add_sums(page(i), self.chunk(i));
         }
@@ -175,9 +176,7 @@ impl<'a> PackedPass<'a> {
         let Workspace { queries, scores, key_runs, z, .. } = &mut *self.w;
         if is_raw(desc) {
             let chunks = desc.n as usize / 16;
-            for (tile, (first, count)) in
-                page.tiles().flat_map(|tile| blocks(self.rows).map(move |b| (tile, b)))
-            {
+            for (tile, (first, count)) in page.blocks(self.rows) {
                 let mut args = RawKeyArgs {
                     elem: desc.runs[0].elem,
                     page: raw_rows(page.bytes, desc, tile),
@@ -196,12 +195,13 @@ impl<'a> PackedPass<'a> {
         }
     }
 
-    fn softmax(&mut self, call: PassCall, pages: usize, queries: usize) {
+    fn softmax(&mut self, call: PassCall, pages: usize) {
         let chunks = self.chunk(pages);
         let acc_chunks = self.w.acc.len() / self.rows;
         let Workspace { scores, masks, acc, running, .. } = &mut *self.w;
         for (first, count) in blocks(self.rows) {
-            let mask = |row: usize| &masks[(first + row.min(count - 1)) / call.group % queries][..chunks];
+            let mask =
+                |row: usize| &masks[(first + row.min(count - 1)) / call.group % call.queries][..chunks];
             self.kernels.softmax(SoftmaxArgs {
                 scores: &mut scores[first * BATCH_CHUNKS..],
                 row_chunks: BATCH_CHUNKS,
@@ -220,9 +220,7 @@ impl<'a> PackedPass<'a> {
         let acc_chunks = acc.len() / self.rows;
         let live = tiles(page.live);
         if is_raw(desc) {
-            for (tile, (first, count)) in
-                page.tiles().flat_map(|tile| blocks(self.rows).map(move |b| (tile, b)))
-            {
+            for (tile, (first, count)) in page.blocks(self.rows) {
                 let mut args = RawValueArgs {
                     elem: desc.runs[0].elem,
                     page: raw_rows(page.bytes, desc, tile),
@@ -272,10 +270,11 @@ struct PageBytes<'p> {
 }
 
 impl<'p> PageBytes<'p> {
-    /// Tiles with a live slot.
-    fn tiles(&self) -> impl Iterator<Item = usize> + use<> {
+    /// Tiles with a live slot, each with the blocks of `rows` rows.
+    fn blocks(&self, rows: usize) -> impl Iterator<Item = (usize, (usize, usize))> + use<> {
         let live = tiles(self.live);
-        (0..4).filter(move |tile| live[*tile] != 0)
+        let tiles = (0..4).filter(move |tile| live[*tile] != 0);
+        tiles.flat_map(move |tile| blocks(rows).map(move |block| (tile, block)))
     }
 
     /// The codes of a run; packed pages have 64 slots.

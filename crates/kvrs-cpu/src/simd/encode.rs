@@ -1,10 +1,5 @@
 //! Encoding of 16 tokens side by side: every lane does for its token what `kvrs_codec::encode::ScaledEncoder` does, in
 //! the same order, so codes and scales are equal bit for bit. Nothing here may fuse a product with a sum.
-#![allow(clippy::inline_always, reason = "kernels must end up inside the function that owns the features")]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "one index serves several arrays; iterator adapters are not inlined"
-)]
 
 use super::Simd;
 use super::hadamard::hadamard_tokens;

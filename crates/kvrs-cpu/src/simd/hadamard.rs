@@ -4,11 +4,6 @@
 //! Every element takes the additions of `kvrs_codec::transform` in their order, h = 1, 2, 4 .. d/2, and multiplications
 //! only by signs and powers of two, so the results are equal bit for bit. The factor that follows a round is
 //! multiplied with the signs of the next one, which changes no bit.
-#![allow(clippy::inline_always, reason = "kernels must end up inside the function that owns the features")]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "one index serves several arrays; iterator adapters are not inlined"
-)]
 
 use super::Simd;
 use kvrs_codec::transform::ROUNDS;

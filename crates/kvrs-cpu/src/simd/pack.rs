@@ -1,5 +1,4 @@
 //! Codes of 16 tokens into the planes of a run's tile (`kvrs_codec::layout` says where every bit lies).
-#![allow(clippy::inline_always, reason = "kernels must end up inside the function that owns the features")]
 
 use super::Simd;
 use super::encode::SimdEncode;

@@ -1,9 +1,4 @@
 //! Channels of 16 tokens to codes and scales.
-#![allow(clippy::inline_always, reason = "kernels must end up inside the function that owns the features")]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "one index serves several arrays; iterator adapters are not inlined"
-)]
 
 use super::encode::{Lanes, SimdEncode, halve};
 use super::pack::Cells;

@@ -1,9 +1,4 @@
 //! Codebooks as vectors search them: channels of unit variance to codes, and codes to values.
-#![allow(clippy::inline_always, reason = "kernels must end up inside the function that owns the features")]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "one index serves several arrays; iterator adapters are not inlined"
-)]
 
 use super::encode::SimdEncode;
 use kvrs_codec::codebook::Book;

@@ -1,5 +1,4 @@
 //! Every operation of every instruction set against its model, and the models against what the operations mean.
-#![allow(clippy::inline_always, reason = "operations must end up inside the function that owns the features")]
 
 use super::Simd;
 use super::model::Model;

@@ -2,7 +2,7 @@
 
 use super::avx2::Avx2;
 use super::avx512::Avx512;
-use crate::simd::encode::{SimdEncode, TileArgs, encode_tile};
+use crate::simd::encode::SimdEncode;
 use crate::simd::hadamard::Butterfly;
 use core::arch::x86_64::*;
 
@@ -274,20 +274,6 @@ impl SimdEncode for Avx512 {
 #[inline(always)]
 fn narrow_16(_: Avx512, [a, b, c, d]: [__m512i; 4]) -> __m512i {
     with_features! { _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)) }
-}
-
-/// Encodes a tile.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn encode_avx2(args: &mut TileArgs<'_>) {
-    // SAFETY: this function may only run where the features are.
-    encode_tile(unsafe { Avx2::assume() }, args);
-}
-
-/// Encodes a tile.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-pub(crate) fn encode_avx512(args: &mut TileArgs<'_>) {
-    // SAFETY: this function may only run where the features are.
-    encode_tile(unsafe { Avx512::assume() }, args);
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 #![allow(clippy::inline_always, reason = "operations must end up inside the function that owns the features")]
 #![allow(clippy::wildcard_imports, reason = "a file per instruction set uses many of its intrinsics")]
 
-mod attend;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod encode;
+mod tables;
 
-pub(crate) use attend::{AVX2, AVX512};
+pub(crate) use tables::{AVX2, AVX512};

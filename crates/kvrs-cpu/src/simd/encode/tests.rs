@@ -1,6 +1,7 @@
 use super::*;
 use crate::encode::{Kernel, seal_with};
 use crate::isa::Isa;
+use crate::kernels::Kernels;
 use crate::simd::model::Model;
 use crate::simd::search::Search;
 use crate::testing::require;
@@ -70,15 +71,23 @@ impl<const LANES: usize> SimdEncode for Model<LANES> {
     }
 }
 
+/// What encodes a tile.
+type Encode = dyn Fn(&mut TileArgs<'_>);
+
 /// Kernels beside the scalar encoder: models of both widths, and what this CPU has.
-fn kernels() -> Vec<(&'static str, Kernel)> {
-    let mut kernels: Vec<(&str, Kernel)> = vec![
-        ("model of 16 lanes", |args| encode_tile(Model::<16>, args)),
-        ("model of 8 lanes", |args| encode_tile(Model::<8>, args)),
+fn kernels() -> Vec<(&'static str, Box<Encode>)> {
+    let mut kernels: Vec<(&str, Box<Encode>)> = vec![
+        ("model of 16 lanes", Box::new(|args| encode_tile(Model::<16>, args))),
+        ("model of 8 lanes", Box::new(|args| encode_tile(Model::<8>, args))),
     ];
     let there = [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| require(*isa));
-    kernels.extend(there.map(|isa| (isa.name(), crate::encode::kernel(isa).unwrap())));
+    kernels.extend(there.map(|isa| (isa.name(), of(isa).unwrap())));
     kernels
+}
+
+/// The kernel of an instruction set; `None` for the scalar one.
+fn of(isa: Isa) -> Option<Box<Encode>> {
+    Kernels::of(isa).map(|kernels| -> Box<Encode> { Box::new(move |args| kernels.encode_tile(args)) })
 }
 
 /// How the rows of a case are made.
@@ -209,7 +218,7 @@ impl Case {
         (0..self.tiles).map(page).collect()
     }
 
-    fn page(&self, kernel: Option<Kernel>) -> Vec<u8> {
+    fn page(&self, kernel: Option<Kernel<'_>>) -> Vec<u8> {
         let [raw, codec] = self.codecs();
         let pages = self.raw(&raw);
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
@@ -226,7 +235,7 @@ proptest! {
         let expected = case.page(None);
         prop_assert!(expected.iter().any(|b| *b != 0xA5));
         for (name, kernel) in kernels() {
-            prop_assert!(case.page(Some(kernel)) == expected, "{} differs", name);
+            prop_assert!(case.page(Some(&*kernel)) == expected, "{} differs", name);
         }
     }
 }
@@ -251,7 +260,7 @@ fn every_width_and_dimension_gives_the_bytes_of_the_scalar_encoder() {
         let case = Case { d, bits: f64::from(bits), ..plain.clone() };
         let expected = case.page(None);
         for (name, kernel) in kernels() {
-            assert!(case.page(Some(kernel)) == expected, "{name}: {d} channels, {bits} bits");
+            assert!(case.page(Some(&*kernel)) == expected, "{name}: {d} channels, {bits} bits");
         }
     }
 }
@@ -324,7 +333,7 @@ fn books_without_a_search_are_left_to_the_scalar_encoder() {
 }
 
 /// Millions of vectors a second on one core: the best of many short runs, which other work disturbs least.
-fn rate(case: &Case, kernel: Option<Kernel>) -> f64 {
+fn rate(case: &Case, kernel: Option<Kernel<'_>>) -> f64 {
     let [raw, codec] = case.codecs();
     let raws: Vec<Vec<u8>> =
         (0..4).flat_map(|i| Case { seed: 100 * i + 1, ..case.clone() }.raw(&raw)).collect();
@@ -373,7 +382,7 @@ fn rates() {
         let more =
             [(case.dense, ", dense"), (case.constant, ", constant")].map(|(is, s)| if is { s } else { "" });
         for isa in Isa::available() {
-            let rate = rate(case, crate::encode::kernel(isa));
+            let rate = rate(case, of(isa).as_deref());
             eprintln!("{}: {what}{}: {rate:.2} million vectors/s", isa.name(), more.concat());
         }
     }

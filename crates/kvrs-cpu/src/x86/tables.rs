@@ -1,4 +1,4 @@
-//! The attention kernels for each instruction set: functions that own its features and inline the kernels.
+//! The kernels for each instruction set: functions that own its features and inline the kernels.
 
 use super::avx2::Avx2;
 use super::avx512::Avx512;
@@ -12,7 +12,7 @@ macro_rules! table {
 
         mod $module {
             use super::*;
-            use crate::simd::{hadamard as walsh, keys, lanes, prepare, raw, softmax, values};
+            use crate::simd::{encode, hadamard as walsh, keys, lanes, prepare, raw, softmax, values};
 
             /// The proof that functions with the features hold.
             #[target_feature(enable = $features)]
@@ -107,6 +107,11 @@ macro_rules! table {
                 walsh::hadamard_transposed(token(), signs, 16 * x.len(), x);
             }
 
+            #[target_feature(enable = $features)]
+            fn encode_tile(args: &mut encode::TileArgs<'_>) {
+                encode::encode_tile(token(), args);
+            }
+
             pub(super) const TABLE: Table = Table {
                 spread: <$token as crate::simd::Simd>::SPREAD,
                 narrow_keys: by_width!(narrow_keys, 1, 2, 3, 4),
@@ -123,6 +128,7 @@ macro_rules! table {
                 lane_sums,
                 hadamard,
                 hadamard_transposed,
+                encode_tile,
             };
         }
     };
