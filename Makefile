@@ -10,7 +10,7 @@ export UV_LINK_MODE ?= hardlink
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 
-.PHONY: help setup build deny test test-rust test-python lint demo eval bench bench-qwen bench-record sanitize golden clean
+.PHONY: help setup build deny test test-rust test-python lint demo eval policies bench bench-qwen bench-record sanitize golden clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -70,6 +70,9 @@ demo: build ## read 4k tokens with a hidden passkey into a packed store, answer 
 
 eval: build ## perplexity and passkey on real models; JSON under docs/results (MODEL=gemma|qwen|all; Qwen takes an hour)
 	$(PY) -m kvrs.eval.suite --model $(MODEL)
+
+policies: build ## draw what each policy keeps of a real text; pictures under docs/policies (MODEL=gemma|qwen)
+	$(PY) -m kvrs.eval.pictures --model $(MODEL) --out docs/policies
 
 bench: build ## kvrs beside its peers: a decode step, tokens/s and prefill on Gemma; files under build/bench
 	$(PY) -m benches.decode --json build/bench/decode.json --plot build/bench/decode.png

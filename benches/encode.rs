@@ -48,7 +48,13 @@ impl Group {
     }
 
     fn seal(&mut self, cpu: &Cpu) {
-        cpu.seal((&self.raw, &self.packed), &[&self.from], 0, &mut self.to, 0);
+        cpu.seal(
+            (&self.raw, &self.packed),
+            &[&self.from],
+            &std::array::from_fn::<_, TOKENS, _>(|i| i as i64),
+            &mut self.to,
+            0,
+        );
     }
 
     fn check(&self, limit: f32) {

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // every bench uses a part
 
 use criterion::Criterion;
-use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows};
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows, Results};
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant::{self, CodecSpec, ConstantCache, SideContext};
 use kvrs_codec::view::Geometry;
@@ -122,7 +122,8 @@ impl Store {
             return;
         }
         table.seal(1, group, desc.slots as usize, page, |pages, first, to, slot| {
-            self.cpu.seal(codecs, pages, first as i64, to, slot);
+            let positions: Vec<i64> = (first as i64..).take(group).collect();
+            self.cpu.seal(codecs, pages, &positions, to, slot);
         });
     }
 
@@ -182,9 +183,10 @@ impl<'a> Step<'a> {
             scale: (self.store.d() as f32).powf(-0.5),
             softcap: None,
             sink_logits: None,
+            top_k: None,
         };
         let mut out = ViewMut::new("out", &mut self.out, geometry).expect("out fits");
-        cpu.attend(&call, &mut out, None);
+        cpu.attend(&call, Results { out: &mut out, lse: None, received: None, value_tiles: None });
     }
 
     /// The last query of head 0, and what it gives.

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvrs._kvrs import Array, KVStore, __version__, get_num_threads, isa, policies, set_num_threads
+from kvrs._kvrs import Array, KVStore, __version__, get_num_threads, isa, set_num_threads
 from kvrs.codecs import Raw16, TurboQuant, codecs
+from kvrs.custom import Attention, Custom, Facts, Needs
 from kvrs.errors import (
     ArgumentError,
     CapacityError,
@@ -27,19 +28,44 @@ from kvrs.errors import (
     ShapeError,
 )
 from kvrs.plan import Plan
+from kvrs.policies import (
+    CAOTE,
+    H2O,
+    TOVA,
+    AdaKV,
+    Entropy,
+    KNorm,
+    PyramidKV,
+    Random,
+    Scissorhands,
+    SnapKV,
+    StreamingLLM,
+    policies,
+)
 from kvrs.shape import ModelShape, Rope
-from kvrs.stats import LayerReport, LayerStats, Memory, Stats
+from kvrs.stats import HeadSelection, LayerReport, LayerStats, Memory, PolicyStats, Stats
+from kvrs.top_k import TopK
 
 if TYPE_CHECKING:
     from kvrs import hf as hf
 
 __all__ = [
+    "CAOTE",
+    "H2O",
+    "TOVA",
+    "AdaKV",
     "ArgumentError",
     "Array",
+    "Attention",
     "CapacityError",
+    "Custom",
     "DTypeError",
     "DeviceError",
+    "Entropy",
+    "Facts",
     "FormatError",
+    "HeadSelection",
+    "KNorm",
     "KVError",
     "KVStore",
     "KVWarning",
@@ -47,13 +73,21 @@ __all__ = [
     "LayerStats",
     "Memory",
     "ModelShape",
+    "Needs",
     "Plan",
     "PlanError",
+    "PolicyStats",
+    "PyramidKV",
+    "Random",
     "Raw16",
     "Rope",
+    "Scissorhands",
     "SequenceError",
     "ShapeError",
+    "SnapKV",
     "Stats",
+    "StreamingLLM",
+    "TopK",
     "TurboQuant",
     "__version__",
     "codecs",

@@ -7,7 +7,7 @@ from typing import Any, Protocol, final, type_check_only
 import numpy as np
 
 from kvrs.plan import Plan as _PlanWrapper
-from kvrs.stats import LayerReport, Memory, Stats
+from kvrs.stats import HeadSelection, LayerReport, Memory, Stats
 
 __all__ = [
     "Array",
@@ -15,6 +15,7 @@ __all__ = [
     "Plan",
     "__version__",
     "check_codec",
+    "check_policy",
     "check_shape",
     "codecs",
     "get_num_threads",
@@ -39,6 +40,20 @@ _Floats = _Tensor | Sequence[float]
 
 def check_codec(spec: str) -> None:
     """Check the parameters of a codec, given as JSON.
+
+    Raises
+    ------
+    PlanError
+        Naming the parameter, its value and what is allowed.
+    """
+
+def check_policy(spec: str) -> str:
+    """Check the parameters of a policy, given as JSON; a budget may be missing.
+
+    Returns
+    -------
+    str
+        The policy with all of its parameters, as JSON.
 
     Raises
     ------
@@ -255,8 +270,11 @@ class KVStore:
         mask: _Mask | None = None,
         positions: _Positions | None = None,
         q: _Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logits: _Floats | None = None,
     ) -> None:
-        """Store new tokens; they are encoded before the call returns.
+        """Store new tokens; they are encoded before the call returns, unless a policy waits for its prompt.
 
         Parameters
         ----------
@@ -273,16 +291,20 @@ class KVStore:
         positions : int64 tensor ``[B, T]``, optional
             Consecutive from the sequence's start, which the first call gives (default 0).
         q : tensor ``[B, Hq, T, D]``, optional
-            Queries of the same tokens, for the statistics of policies; a plan without policies keeps none.
+            Queries of the same tokens, for policies that look at attention; others do not read them.
+        scale, softcap, sink_logits
+            How a policy's attention is scored, as in `attend`.
 
         Raises
         ------
         ShapeError, DTypeError, DeviceError
             If a tensor does not fit the plan, the other tensors, or the store.
         ArgumentError
-            If the layer is out of range, or a key or value is not finite: naming row, head and token.
+            If the layer is out of range, a key or value is not finite (naming row, head and token), or a
+            policy needs queries and there are none.
         SequenceError
-            If an id is unknown or given twice, or positions have a gap.
+            If an id is unknown or given twice, positions have a gap, or an open prompt is longer than the
+            plan's ``prompt_budget``.
         CapacityError
             If the capacity would be passed; can only come in the first layer of a step.
         """
@@ -389,6 +411,35 @@ class KVStore:
         ------
         KVError
             As in `append` and `attend`.
+        """
+    def begin_prompt(self, seqs: _Seqs) -> None:
+        """Say that the next tokens of these sequences are a prompt, however many calls bring them.
+
+        Policies that act at the end of a prompt leave its tokens uncompressed until `end_prompt`. A single
+        call with more than one token on an empty sequence is a whole prompt and needs no frame.
+
+        Raises
+        ------
+        SequenceError
+            If an id is unknown or given twice, a prompt is open already, or layers differ in length.
+        """
+    def end_prompt(self, seqs: _Seqs) -> None:
+        """End the prompts of these sequences: policies choose, what stays is encoded, the rest is freed.
+
+        Raises
+        ------
+        SequenceError
+            If an id is unknown or given twice, no prompt is open, or the layers have different lengths.
+        Exception
+            What the function of a `Custom` policy raises; nothing has changed then.
+        """
+    def selection_report(self, seq: int) -> list[HeadSelection]:
+        """Return what each layer and head of a sequence keeps, of what budget and by which policy.
+
+        Raises
+        ------
+        SequenceError
+            If the id is unknown.
         """
     def reserve(self, seqs: _Seqs, tokens: int) -> None:
         """Reserve the worst case of `tokens` more tokens in all layers.

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 SPEC_HELP = (
     "CODEC for keys and values (turboquant:4, raw16), or settings divided by commas: "
-    "keys=CODEC,values=CODEC,sinks=N,recent=N,seed=N,offset=on|off; or a .kvplan file"
+    "keys=CODEC,values=CODEC,evict=POLICY,sinks=N,recent=N,prompt_budget=N,seed=N,offset=on|off with POLICY "
+    "like snapkv:1024, snapkv:0.25 or caote(h2o):512; or a .kvplan file"
 )
 
 
@@ -74,11 +75,25 @@ def _add_tasks(parser: argparse.ArgumentParser) -> None:
     passkey.add_argument("--length", type=int, default=4096, help="tokens of the prompt (4096)")
     passkey.add_argument("--depths", type=int, default=10, help="numbers, hidden at as many depths (10)")
     passkey.set_defaults(run=_passkey)
-    for task in (perplexity, passkey):
+    policies = tasks.add_parser("policies", help="compare eviction policies at one budget")
+    _add_policies(policies)
+    for task in (perplexity, passkey, policies):
         _add_common(task)
         task.add_argument("--out", type=Path, help="JSON file of the result; finished parts in it are reused")
         task.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model")
         task.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_policies(policies: argparse.ArgumentParser) -> None:
+    policies.add_argument("--budget", default="0.25", help="of every policy: 512, 0.25 or 8MiB (0.25)")
+    policies.add_argument("--policies", default="", help="names like snapkv,caote(h2o) (all of them)")
+    policies.add_argument("--prompt", type=int, default=1792, help="tokens of each prompt (1792)")
+    policies.add_argument("--continuation", type=int, default=256, help="tokens after it (256)")
+    policies.add_argument("--texts", default="wiki,code", help="wiki, code, prose or text files (wiki,code)")
+    policies.add_argument("--threshold", type=float, default=0.01, help="of important attention (0.01)")
+    policies.add_argument("--length", type=int, default=2048, help="tokens of a passkey prompt (2048)")
+    policies.add_argument("--depths", type=int, default=0, help="passkeys, hidden at as many depths (0)")
+    policies.set_defaults(run=_policies)
 
 
 def _prepare(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
@@ -120,6 +135,39 @@ def _passkey(options: argparse.Namespace) -> int:
             record,
             length=options.length,
             count=options.depths,
+            advance=advance,
+        )
+    return _finish(options, record, result)
+
+
+def _policies(options: argparse.Namespace) -> int:
+    from kvrs.eval import policies, report, spec, texts
+
+    if "evict" in spec.parse_settings(options.plan):
+        raise ValueError(f"plan is {options.plan!r}; allowed: one without evict, which --policies gives")
+    names = options.policies.split(",") if options.policies else (*policies.BASELINES, *policies.METHODS)
+    found = policies.specifications(names, options.budget)
+    if options.prompt < 1 or options.continuation < 2:
+        raise ValueError(
+            f"prompt is {options.prompt}, continuation {options.continuation}; allowed: from 1 and from 2"
+        )
+    model, tokenizer, _, record = _prepare(options)
+    tokens = options.prompt + options.continuation
+    documents = texts.documents(options.model, tokenizer, options.texts.split(","), tokens)
+    total = len(found) * (len(documents) + options.depths)
+    with report.progress("policies", total, quiet=options.quiet) as advance:
+        result = policies.evaluate(
+            model,
+            tokenizer,
+            options.model,
+            options.plan,
+            found,
+            documents,
+            record,
+            prompt=options.prompt,
+            threshold=options.threshold,
+            length=options.length,
+            depths=options.depths,
             advance=advance,
         )
     return _finish(options, record, result)

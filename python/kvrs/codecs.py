@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvrs import _kvrs
-from kvrs.errors import PlanError
+from kvrs import _kvrs, settings
+from kvrs.settings import Setting
 
 __all__ = ["Codec", "Raw16", "TurboQuant", "codecs", "from_spec"]
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(Setting):
     """Base of all codecs."""
 
-    name: ClassVar[str] = ""
+    kind: ClassVar[str] = "codec"
 
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise PlanError(f"codec is {type(self).__name__}; allowed: {', '.join(_CLASSES)}")
-        for field in fields(self):
-            _check_plain(f"{type(self).__name__}.{field.name}", getattr(self, field.name))
-        _kvrs.check_codec(json.dumps(self.spec()))
-
-    def spec(self) -> dict[str, Any]:
-        """Return the codec as a plan stores it: its name and the parameters that are set."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"name": self.name, "params": {key: x for key, x in values.items() if x is not None}}
+    def _check(self, spec: str) -> None:
+        _kvrs.check_codec(spec)
 
 
 @dataclass(frozen=True)
@@ -99,19 +88,4 @@ def from_spec(spec: dict[str, Any]) -> Codec:
     kvrs.PlanError
         If the name or a parameter is unknown.
     """
-    name, params = spec["name"], spec.get("params", {})
-    if name not in _CLASSES:
-        raise PlanError(f"codec is {name!r}; allowed: {', '.join(_CLASSES)}")
-    allowed = [field.name for field in fields(_CLASSES[name])]
-    unknown = sorted(set(params) - set(allowed))
-    if unknown:
-        raise PlanError(f"{name}.{unknown[0]} is not a parameter; allowed: {', '.join(allowed) or 'none'}")
-    return _CLASSES[name](**params)
-
-
-def _check_plain(what: str, value: object) -> None:
-    """Refuse what JSON cannot carry, so that the message still names the field."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, str))):
-        raise PlanError(f"{what} is {value!r}; allowed: a number or a string")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise PlanError(f"{what} is {value!r}; allowed: a finite number")
+    return settings.from_spec("codec", _CLASSES, spec)

@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvrs import _kvrs
-from kvrs.codecs import Codec, from_spec
-from kvrs.errors import PlanError
+from kvrs.codecs import Codec
+from kvrs.codecs import from_spec as codec_of
+from kvrs.custom import Custom
+from kvrs.errors import FormatError, PlanError
+from kvrs.policies import from_spec as policy_of
+from kvrs.policy import Policy
+from kvrs.settings import Setting, of_layers
+from kvrs.settings import from_spec as setting_of
 from kvrs.shape import ModelShape, per_layer
 from kvrs.stats import LayerReport, Memory
+from kvrs.top_k import TopK
 
 __all__ = ["Plan"]
 
 Codecs = Codec | Sequence[Codec]
+Policies = Policy | Sequence[Policy | None] | None
 Offsets = Sequence[Any] | Literal[False] | None
 
 
@@ -27,6 +35,9 @@ class _Settings:
     shape: ModelShape
     keys: tuple[Codec, ...]
     values: tuple[Codec, ...]
+    evict: tuple[Policy | None, ...]
+    attend: TopK | None
+    prompt_budget: int | None
     sinks: int
     recent: int
     window_dtype: str | None
@@ -39,6 +50,9 @@ class _Settings:
                 "shape": self.shape.spec(),
                 "keys": [codec.spec() for codec in self.keys],
                 "values": [codec.spec() for codec in self.values],
+                "evict": [policy and policy.spec() for policy in self.evict],
+                "attend": self.attend and self.attend.spec(),
+                "prompt_budget": self.prompt_budget,
                 "sinks": self.sinks,
                 "recent": self.recent,
                 "window_dtype": self.window_dtype,
@@ -51,8 +65,13 @@ class _Settings:
     def from_json(cls, text: str) -> _Settings:
         fields = json.loads(text)
         shape = ModelShape.from_spec(fields.pop("shape"))
-        keys, values = (tuple(map(from_spec, fields.pop(side))) for side in ("keys", "values"))
-        return cls(shape=shape, keys=keys, values=values, **fields)
+        keys, values = (tuple(map(codec_of, fields.pop(side))) for side in ("keys", "values"))
+        evict = fields.pop("evict", None) or [None] * shape.layers
+        policy = tuple(spec and policy_of(spec) for spec in evict)
+        attend = fields.pop("attend", None)
+        top_k = attend and setting_of("attend", {TopK.name: TopK}, attend)
+        fields.setdefault("prompt_budget", None)
+        return cls(shape=shape, keys=keys, values=values, evict=policy, attend=top_k, **fields)
 
 
 class Plan:
@@ -64,8 +83,14 @@ class Plan:
         The model's attention.
     keys, values : Codec or sequence of Codec
         How keys and values are packed: one setting, or one a layer.
-    evict, attend : None
-        Policies; this version has none.
+    evict : Policy, sequence of (Policy or None), or None
+        Which tokens stay: one policy for all layers with full attention, or one a layer. Layers with a
+        sliding window keep what the window shows and take no policy.
+    attend : TopK, optional
+        Attention over the largest scores of each query only; None: over all kept tokens.
+    prompt_budget : int, optional
+        Most tokens of an open prompt, which stay uncompressed until a policy has seen all of it; more are an
+        error. None: no limit.
     sinks, recent : int
         First and newest tokens of a sequence that stay 16-bit; 0 is allowed.
     key_offset : sequence of (array ``[kv_heads, head_dim]`` or None), optional
@@ -105,8 +130,9 @@ class Plan:
         keys: Codecs,
         values: Codecs,
         *,
-        evict: None = None,
-        attend: None = None,
+        evict: Policies = None,
+        attend: TopK | None = None,
+        prompt_budget: int | None = None,
         sinks: int = 4,
         recent: int = 128,
         key_offset: Offsets = None,
@@ -117,14 +143,16 @@ class Plan:
     ) -> None:
         if not isinstance(shape, ModelShape):
             raise PlanError(f"shape is {shape!r}; allowed: a kvrs.ModelShape")
-        for field, policy in (("evict", evict), ("attend", attend)):
-            if policy is not None:
-                raise PlanError(f"{field} is {policy!r}; allowed: None (this version has no policies)")
+        if attend is not None and not isinstance(attend, TopK):
+            raise PlanError(f"attend is {attend!r}; allowed: None, or top-k attention as kvrs.TopK(k=256)")
         layers = shape.layers
         self._settings = _Settings(
             shape=shape,
             keys=_codecs("keys", keys, layers),
             values=_codecs("values", values, layers),
+            evict=_policies(evict, shape),
+            attend=attend,
+            prompt_budget=None if prompt_budget is None else _count("prompt_budget", prompt_budget),
             sinks=_count("sinks", sinks),
             recent=_count("recent", recent),
             window_dtype=_dtype_name(window_dtype),
@@ -206,8 +234,13 @@ class Plan:
         Raises
         ------
         FormatError
-            If the file cannot be written.
+            If the file cannot be written, or the plan has a `Custom` policy, whose function no file can hold.
         """
+        for layer, policy in enumerate(self.evict):
+            if isinstance(policy, Custom):
+                raise FormatError(
+                    f"evict[{layer}] is Custom; allowed in a file: policies without a function of yours"
+                )
         self.native.save(path)
 
     def memory(self, tokens: int = 16384, batch: int = 1) -> Memory:
@@ -237,6 +270,21 @@ class Plan:
     def values(self) -> tuple[Codec, ...]:
         """Codec of the values of each layer."""
         return self._settings.values
+
+    @property
+    def evict(self) -> tuple[Policy | None, ...]:
+        """Policy of each layer; None: every token stays."""
+        return self._settings.evict
+
+    @property
+    def attend(self) -> TopK | None:
+        """Attention over the largest scores only; None: over all kept tokens."""
+        return self._settings.attend
+
+    @property
+    def prompt_budget(self) -> int | None:
+        """Most tokens of an open prompt; None: no limit."""
+        return self._settings.prompt_budget
 
     @property
     def sinks(self) -> int:
@@ -288,22 +336,36 @@ class Plan:
         keys, values = (_short(codecs) for codecs in (self.keys, self.values))
         offsets = [o for o in ("key_offset", "value_offset") if getattr(self, o) is not None]
         extra = "".join(f", {o}=[...]" for o in offsets)
+        if self.attend is not None:
+            extra = f", attend={self.attend!r}{extra}"
+        if any(self.evict):
+            extra = f", evict={_short(self.evict)}{extra}"
         return (
             f"Plan({self.shape!r}, keys={keys}, values={values}, sinks={self.sinks}, "
             f"recent={self.recent}, seed={self.seed}{extra}) #{self.hash[:12]}"
         )
 
 
-def _short(codecs: tuple[Codec, ...]) -> str:
-    return repr(codecs[0]) if len(set(codecs)) == 1 else repr(list(codecs))
+def _short(settings: tuple[Setting | None, ...]) -> str:
+    return repr(settings[0]) if len(set(settings)) == 1 else repr(list(settings))
 
 
 def _codecs(field: str, value: Any, layers: int) -> tuple[Codec, ...]:
-    codecs = per_layer(field, value, layers)
-    for index, codec in enumerate(codecs):
-        if not isinstance(codec, Codec):
-            raise PlanError(f"{field}[{index}] is {codec!r}; allowed: a codec, as kvrs.TurboQuant(bits=4)")
-    return tuple(codecs)
+    allowed = "a codec, as kvrs.TurboQuant(bits=4)"
+    return of_layers(field, per_layer(field, value, layers), Codec, allowed)
+
+
+def _policies(value: Any, shape: ModelShape) -> tuple[Policy | None, ...]:
+    """Return one policy a layer; a single one is for the layers with full attention."""
+    given = per_layer("evict", value, shape.layers)
+    if isinstance(value, Policy):
+        full = [window is None for window in per_layer("sliding", shape.sliding, shape.layers)]
+        if not any(full):
+            raise PlanError(f"evict is {value!r}; allowed: None, as all layers have sliding windows")
+        given = [value if evicts else None for evicts in full]
+    allowed = "None or a policy, as kvrs.SnapKV(budget=1024)"
+    of_layers("evict", [policy for policy in given if policy is not None], Policy, allowed)
+    return tuple(given)
 
 
 def _count(field: str, value: Any, most: int = 2**63 - 1) -> int:

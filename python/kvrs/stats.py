@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["LayerReport", "LayerStats", "Memory", "Stats"]
+__all__ = ["HeadSelection", "LayerReport", "LayerStats", "Memory", "PolicyStats", "Stats"]
 
 
 def _mib(count: int) -> str:
@@ -38,6 +38,60 @@ class LayerStats:
     path: str
     raw: bool
     note: str | None
+
+
+@dataclass(frozen=True)
+class PolicyStats:
+    """What one policy did, over all sequences and its layers.
+
+    Attributes
+    ----------
+    policy : str
+        Its name.
+    waiting : int
+        Pairs of sequence and layer that wait for the end of a prompt.
+    kept_all : int
+        Pairs that kept everything, since the prompt was not longer than the budget.
+    evicted : int
+        Pairs from which tokens went.
+    tokens_evicted : int
+        Tokens that went, summed over heads.
+    """
+
+    policy: str
+    waiting: int
+    kept_all: int
+    evicted: int
+    tokens_evicted: int
+
+
+@dataclass(frozen=True)
+class HeadSelection:
+    """What one head of a sequence keeps, and why.
+
+    Attributes
+    ----------
+    layer, head : int
+        The key-value head.
+    policy : str or None
+        Its policy; None: everything stays.
+    budget : int or None
+        Tokens per head, on average over layers and heads; None until it is known.
+    kept, logical : int
+        Tokens that it keeps, and that were appended.
+    """
+
+    layer: int
+    head: int
+    policy: str | None
+    budget: int | None
+    kept: int
+    logical: int
+
+    @classmethod
+    def from_json(cls, text: str) -> HeadSelection:
+        """Read what the compiled module reports."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +130,10 @@ class Stats:
         Every encoding ever done, summed over layers and heads.
     waiting : list of str
         Policies that still wait for the end of their prompt.
+    value_tiles_seen, value_tiles_read : int
+        Tiles of 16 values per head that queries with top-k attention could have read, and did.
+    policies : list of PolicyStats
+        What each policy did.
     huge_pages : bool
         Whether memory lies on huge pages.
     path : str
@@ -102,6 +160,9 @@ class Stats:
     tokens_kept: int
     tokens_encoded: int
     waiting: list[str]
+    value_tiles_seen: int
+    value_tiles_read: int
+    policies: list[PolicyStats]
     huge_pages: bool
     path: str
     bits_per_element: float
@@ -112,7 +173,8 @@ class Stats:
         """Read what the compiled module reports."""
         fields = json.loads(text)
         layers = [LayerStats(**layer) for layer in fields.pop("per_layer")]
-        return cls(per_layer=layers, **fields)
+        policies = [PolicyStats(**policy) for policy in fields.pop("policies")]
+        return cls(per_layer=layers, policies=policies, **fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists."""
@@ -192,6 +254,10 @@ class LayerReport:
         Whether every token stays 16-bit.
     note : str or None
         Why, where a codec was asked for.
+    evict : str or None
+        The policy that evicts.
+    evicts : str or None
+        When it acts; what comes after the last time stays.
     """
 
     keys: str
@@ -203,6 +269,8 @@ class LayerReport:
     sliding: int | None
     raw: bool
     note: str | None
+    evict: str | None
+    evicts: str | None
 
     @classmethod
     def from_json(cls, text: str) -> LayerReport:

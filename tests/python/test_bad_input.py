@@ -118,7 +118,7 @@ BAD: dict[str, tuple[Callable[[kvrs.KVStore, list[int]], Any], type, list[str]]]
     "statistics_q": (
         lambda s, seqs: s.append(0, K, K, seqs, q=Q[:, :3]),
         kvrs.ShapeError,
-        ["q ", "[2, 3, 5, 64]", "[2, 4, 5, 64]"],
+        ["q ", "[2, 3, 5, 64]", "2 sequences, 4 heads"],
     ),
     # the other verbs
     "length_id": (lambda s, _: s.length(77), kvrs.SequenceError, ["77"]),

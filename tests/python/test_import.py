@@ -50,5 +50,5 @@ def test_the_catalogues_name_what_this_version_has() -> None:
     import kvrs
 
     assert kvrs.codecs() == [kvrs.Raw16, kvrs.TurboQuant]
-    assert kvrs.policies() == []
+    assert kvrs._kvrs.policies() == [policy.name for policy in kvrs.policies()]
     assert kvrs._kvrs.codecs() == [codec.name for codec in kvrs.codecs()]

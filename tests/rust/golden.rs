@@ -222,12 +222,12 @@ impl Cases {
     /// The page of the first `filled` tokens.
     fn page(&self, codec: &HeadCodec, filled: usize) -> Vec<u8> {
         let mut page = vec![0; codec.desc.page_bytes as usize];
-        let first = self.file.i64("positions")[0];
+        let positions = self.file.i64("positions");
         for (side, name) in SIDES {
             let rows = self.file.f32(&format!("input.{name}"));
             let context = EncodeContext::new(codec, side);
             let encoder = context.codec.encoder.as_ref().unwrap();
-            encoder.encode(&context, &rows[..filled * self.d], first, &mut page, 0);
+            encoder.encode(&context, &rows[..filled * self.d], &positions[..filled], &mut page, 0);
         }
         page
     }

@@ -3,6 +3,8 @@
 use crate::codec::{HeadCodec, LayerCodec};
 use crate::view::{View, ViewMut};
 use kvrs_core::page::{ChunkSource, Entry, Page, Table};
+use kvrs_core::statistics::{Fold, Reduce};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One sequence of an attention call.
 #[derive(Debug)]
@@ -39,6 +41,60 @@ pub struct AttendCall<'a, C> {
     pub softcap: Option<f32>,
     /// One extra logit per query head, without a value.
     pub sink_logits: Option<&'a [f32]>,
+    /// Scores that each query row keeps, of all tokens that it sees; `None`: all.
+    pub top_k: Option<usize>,
+}
+
+/// Tiles of 16 stored values that top-k attention could have read and did read; counted while calls share it.
+#[derive(Debug, Default)]
+pub struct ValueTiles {
+    seen: AtomicU64,
+    read: AtomicU64,
+}
+
+impl ValueTiles {
+    /// Counts tiles.
+    pub fn count(&self, seen: u64, read: u64) {
+        self.seen.fetch_add(seen, Ordering::Relaxed);
+        self.read.fetch_add(read, Ordering::Relaxed);
+    }
+
+    /// Counts what another counted.
+    pub fn add(&self, other: &Self) {
+        let [seen, read] = other.get();
+        self.count(seen, read);
+    }
+
+    /// Tiles with a visible token, and those of them that were read.
+    #[must_use]
+    pub fn get(&self) -> [u64; 2] {
+        [self.seen.load(Ordering::Relaxed), self.read.load(Ordering::Relaxed)]
+    }
+}
+
+/// Attention that each token received from the queries of a call, for policies that evict.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// How the query heads of a group become one number.
+    pub reduce: Reduce,
+    /// What of each query is added.
+    pub fold: Fold,
+    /// Added to, `[row * kv_heads + head]`: one number per live token of the head's table, ascending, then one per
+    /// token that the call brings.
+    pub sums: &'a mut [Vec<f32>],
+}
+
+/// Where the results of an attention call go.
+#[derive(Debug)]
+pub struct Results<'a, 'v> {
+    /// Filled, `[rows, query_heads, columns, value_dim]`. Padding columns become zeros.
+    pub out: &'a mut ViewMut<'v>,
+    /// Log-sum-exp `[rows, query_heads, columns]` (natural log; -inf where a query sees nothing, whose output is zero).
+    pub lse: Option<&'a mut [f32]>,
+    /// Attention received by each token.
+    pub received: Option<Received<'a>>,
+    /// Where the values that top-k attention reads are counted.
+    pub value_tiles: Option<&'a ValueTiles>,
 }
 
 /// Tokens to write as 16-bit rows: token columns `tokens` of row `row`, heads `head..head + heads`, into
@@ -72,20 +128,19 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// Writes `rows.columns.len()` tokens into a raw page from `slot` on.
     fn store_raw(&self, codec: &HeadCodec, page: &mut Page<Self::Chunk>, slot: usize, rows: RawRows<'_>);
 
-    /// Encodes the full raw pages `raw` (16 tokens each, consecutive positions from `position` on) into
-    /// `page` from `slot` on; `raw_codec` describes the raw pages.
+    /// Encodes the full raw pages `raw` (16 tokens each, one position per token) into `page` from `slot` on; `codecs`
+    /// are those of the raw and of the target page.
     fn seal(
         &self,
         codecs: (&HeadCodec, &HeadCodec),
         raw: &[&Page<Self::Chunk>],
-        position: i64,
+        positions: &[i64],
         page: &mut Page<Self::Chunk>,
         slot: usize,
     );
 
-    /// Fills `out` `[rows, query_heads, columns, value_dim]` and the log-sum-exp `[rows, query_heads, columns]`
-    /// (natural log; -inf where a query sees nothing, whose output is zero). Padding columns become zeros.
-    fn attend(&self, call: &AttendCall<'_, Self::Chunk>, out: &mut ViewMut<'_>, lse: Option<&mut [f32]>);
+    /// Attends, in memory that grows with what is kept, never with its square.
+    fn attend(&self, call: &AttendCall<'_, Self::Chunk>, results: Results<'_, '_>);
 
     /// Copies slot `from.1` of one page to slot `to.1` of another of the same codec, as codes.
     fn copy_slot(

@@ -77,9 +77,16 @@ impl<'a> EncodeContext<'a> {
 
 /// Turns vectors into the codes and scales of a page.
 pub trait Encode: Send + Sync + std::fmt::Debug {
-    /// Encodes `rows` `[tokens][d]` (16-bit values as f32, finite; whole groups) of consecutive positions from
-    /// `position` on into `page` from `slot` on, a multiple of 16.
-    fn encode(&self, context: &EncodeContext<'_>, rows: &[f32], position: i64, page: &mut [u8], slot: usize);
+    /// Encodes `rows` `[tokens][d]` (16-bit values as f32, finite; whole groups), each at its position, into `page`
+    /// from `slot` on, a multiple of 16.
+    fn encode(
+        &self,
+        context: &EncodeContext<'_>,
+        rows: &[f32],
+        positions: &[i64],
+        page: &mut [u8],
+        slot: usize,
+    );
 
     /// The encoder as the kind that backends have kernels for.
     fn as_scaled(&self) -> Option<&ScaledEncoder> {
@@ -107,16 +114,24 @@ struct Scratch {
 }
 
 impl Encode for ScaledEncoder {
-    fn encode(&self, context: &EncodeContext<'_>, rows: &[f32], position: i64, page: &mut [u8], slot: usize) {
+    fn encode(
+        &self,
+        context: &EncodeContext<'_>,
+        rows: &[f32],
+        positions: &[i64],
+        page: &mut [u8],
+        slot: usize,
+    ) {
         let transform = &context.codec.transform;
         let (d, n) = (transform.d(), context.desc().n as usize);
         assert!(rows.len().is_multiple_of(TILE * d) && slot.is_multiple_of(TILE), "whole tiles");
+        assert_eq!(rows.len(), positions.len() * d, "one position per token");
         let mut scratch = Scratch { x: vec![0.0; d], u: vec![0.0; n], v: vec![0.0; n] };
         let mut codes = vec![0; TILE * n];
-        for (token, row) in rows.chunks_exact(d).enumerate() {
+        for (token, (row, &position)) in rows.chunks_exact(d).zip(positions).enumerate() {
             let at = token % TILE * n;
             scratch.x.copy_from_slice(row);
-            context.centre(position + token as i64, &mut scratch.x);
+            context.centre(position, &mut scratch.x);
             let scale = self.row(context, &mut scratch, &mut codes[at..at + n]);
             context.write_scale(page, 0, slot + token, scale);
             if token % TILE == TILE - 1 {

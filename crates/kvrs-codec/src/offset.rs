@@ -69,20 +69,20 @@ impl KeyOffset {
         self.each(position, |channel, o| x[channel] -= o);
     }
 
-    /// [`Self::subtract`] from 16 vectors of consecutive positions side by side, `[dim][vector]`.
+    /// [`Self::subtract`] from 16 vectors side by side, `[dim][vector]`, each at its position.
     ///
     /// # Panics
     /// If `x` is shorter than the constant.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
-    pub fn subtract_16(&self, position: i64, x: &mut [[f32; 16]]) {
+    pub fn subtract_16(&self, positions: &[i64; 16], x: &mut [[f32; 16]]) {
         for pair in &*self.kept {
             let ka = self.k0[pair.a];
             let Some(b) = pair.b else {
                 x[pair.a].iter_mut().for_each(|x| *x -= ka);
                 continue;
             };
-            let [c, s] = turned_16(position, pair.turn);
+            let [c, s] = turned_16(positions, pair.turn);
             let kb = self.k0[b];
             for lane in 0..16 {
                 x[pair.a][lane] -= ka * c[lane] - kb * s[lane];

@@ -187,15 +187,15 @@ pub(crate) fn turned(position: i64, turn: u64) -> (f64, f64) {
     }
 }
 
-/// Cosines and sines of `(position + lane) * turn / 2^64` turns, rounded to f32 as those of [`Phasors::cos_sin`] are.
+/// Cosines and sines of `positions[lane] * turn / 2^64` turns, rounded to f32 as those of [`Phasors::cos_sin`] are.
 ///
 /// Loops over lanes without branches, which the compiler turns into vectors of the caller's instruction set.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
-pub(crate) fn turned_16(position: i64, turn: u64) -> [[f32; 16]; 2] {
+pub(crate) fn turned_16(positions: &[i64; 16], turn: u64) -> [[f32; 16]; 2] {
     let (mut quarters, mut angles) = ([0u64; 16], [0.0f64; 16]);
     for lane in 0..16 {
-        let phase = (position as u64).wrapping_mul(turn).wrapping_add((lane as u64).wrapping_mul(turn));
+        let phase = (positions[lane] as u64).wrapping_mul(turn);
         quarters[lane] = phase.wrapping_add(1 << 61) >> 62;
         let rest = phase.wrapping_sub(quarters[lane] << 62) as i64;
         // Both parts are exact, so their sum rounds once, as a conversion of 64 bits does.
@@ -261,7 +261,7 @@ mod tests {
         let turns = thetas.into_iter().chain([1 << 61, (1 << 61) + 1, (1 << 62) - 1, 1 << 63, u64::MAX, 1]);
         for turn in turns {
             for position in [0i64, -5, 4095, 131_071, 1_048_575, 1 << 39] {
-                let [cosines, sines] = turned_16(position, turn);
+                let [cosines, sines] = turned_16(&std::array::from_fn(|lane| position + lane as i64), turn);
                 for lane in 0..16 {
                     let (c, s) = turned(position + lane as i64, turn);
                     let expected = [c as f32, s as f32].map(f32::to_bits);

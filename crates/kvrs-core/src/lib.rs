@@ -3,10 +3,13 @@
 //! Nothing here knows what the bytes of a page mean, or on which device they lie.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod error;
 pub mod ids;
 pub mod page;
+pub mod policy;
 pub mod shape;
+pub mod statistics;
 pub mod window;
 
 pub use error::{Error, Result};

@@ -1,16 +1,18 @@
 //! An attention call cut into jobs, their partial results merged in a fixed order.
 
-use crate::block_pass::{BlockPass, PageAt};
 use crate::kernels::Kernels;
-use crate::memory::{Chunk, Cpu, bytes};
+use crate::memory::{Chunk, Cpu};
 use crate::output::Partial;
 use crate::own::OwnHead;
-use crate::packed_pass::{PackedPass, PageRef, PassCall, Workspace};
+use crate::packed_pass::Workspace;
+use crate::received::{Folding, Record};
 use crate::softmax::Logits;
+use crate::top_k::{Stage, keep_largest};
 use crate::visible::Visibility;
-use kvrs_codec::backend::AttendCall;
-use kvrs_codec::{HeadCodec, ViewMut};
-use kvrs_core::page::{Entry, Table};
+use kvrs_codec::ViewMut;
+use kvrs_codec::backend::{AttendCall, Results, ValueTiles};
+use kvrs_core::page::Table;
+use kvrs_core::statistics::{Fold, Reduce};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -19,71 +21,85 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const SPLIT_SLOTS: usize = 2048;
 /// Query rows that share a loaded page.
 const BLOCK_ROWS: usize = 128;
+/// Units whose logits are kept at the same time where attention received is asked for.
+const WAVE_UNITS: usize = 8;
+/// Logits that one of them may keep.
+const KEPT_LOGITS: usize = 1 << 20;
 /// Scores of a call below which other threads are not woken: some 60 microseconds of work.
 const SMALL_CALL: usize = 1 << 14;
 
 /// Some queries of one row against one head group.
-struct Unit {
-    row: usize,
-    group: usize,
-    queries: Range<usize>,
+pub(crate) struct Unit {
+    pub(crate) row: usize,
+    pub(crate) group: usize,
+    pub(crate) queries: Range<usize>,
     /// Its jobs, whose results are merged in this order.
-    jobs: Range<usize>,
+    pub(crate) jobs: Range<usize>,
 }
 
 /// A part of the tokens for a unit.
-struct Job {
-    unit: usize,
+pub(crate) struct Job {
+    pub(crate) unit: usize,
     /// Entries of the unit's table.
-    entries: Range<usize>,
+    pub(crate) entries: Range<usize>,
     /// Whether the call's own tokens are part of it.
-    own: bool,
+    pub(crate) own: bool,
+}
+
+/// What a job leaves for its unit.
+pub(crate) struct Part {
+    pub(crate) partial: Partial,
+    pub(crate) record: Option<Record>,
 }
 
 /// A call with what its jobs share.
-struct Context<'a> {
-    kernels: Option<Kernels>,
-    call: &'a AttendCall<'a, Chunk>,
-    logits: Logits,
-    visibility: Visibility,
+pub(crate) struct Context<'a> {
+    pub(crate) kernels: Option<Kernels>,
+    pub(crate) call: &'a AttendCall<'a, Chunk>,
+    pub(crate) logits: Logits,
+    pub(crate) visibility: Visibility,
     /// Own tokens `[row][key-value head]`, read when first asked for.
-    own: Vec<OnceLock<OwnHead>>,
+    pub(crate) own: Vec<OnceLock<OwnHead>>,
     /// Query heads per key-value head.
-    heads: usize,
-    units: Vec<Unit>,
-    jobs: Vec<Job>,
+    pub(crate) heads: usize,
+    pub(crate) units: Vec<Unit>,
+    pub(crate) jobs: Vec<Job>,
+    /// What of the attention each token receives is asked for.
+    pub(crate) asked: Option<(Reduce, Fold)>,
+    /// What top-k attention saw and read.
+    pub(crate) value_tiles: ValueTiles,
 }
 
 /// Where results go; queries of different units never share a row of it.
-struct Target<'a, 'b> {
-    out: &'a mut ViewMut<'b>,
-    lse: Option<&'a mut [f32]>,
+pub(crate) struct Target<'a, 'b> {
+    pub(crate) out: &'a mut ViewMut<'b>,
+    pub(crate) lse: Option<&'a mut [f32]>,
 }
 
 thread_local! {
     /// Kept from call to call, so that attention allocates nothing once its buffers have grown.
-    static WORKSPACE: Cell<Option<Box<Workspace>>> = const { Cell::new(None) };
+    pub(crate) static WORKSPACE: Cell<Option<Box<Workspace>>> = const { Cell::new(None) };
 }
 
 pub(crate) fn attend(
     cpu: &Cpu,
     call: &AttendCall<'_, Chunk>,
-    out: &mut ViewMut<'_>,
-    mut lse: Option<&mut [f32]>,
+    Results { out, mut lse, received, value_tiles }: Results<'_, '_>,
 ) {
     clear_padding(call, out, lse.as_deref_mut());
-    let context = Context::new(cpu.kernels(), call);
+    let context = Context::new(cpu.kernels(), call, received.as_ref().map(|r| (r.reduce, r.fold)));
     let target = Mutex::new(Target { out, lse });
-    let parts: Vec<Mutex<Option<Partial>>> = context.jobs.iter().map(|_| Mutex::new(None)).collect();
-    let work = |job: usize| context.run(job, &parts, &target);
-    if scores_of(call) < SMALL_CALL {
-        (0..context.jobs.len()).for_each(work);
-    } else {
-        cpu.for_each_job(context.jobs.len(), work);
+    let mut sums = received.map(|received| received.sums);
+    let wave = if context.keeps_logits() { WAVE_UNITS } else { usize::MAX };
+    for units in context.units.chunks(wave) {
+        for (unit, (mut parts, lse)) in units.iter().zip(context.run_units(cpu, units, &target)) {
+            if let Some(sums) = &mut sums {
+                context.fold(unit, &mut parts, &lse, sums);
+            }
+        }
     }
-    let mut target = target.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for unit in context.units.iter().filter(|unit| unit.jobs.len() > 1) {
-        context.merge(unit, &parts, &mut target);
+    if let Some(value_tiles) = value_tiles {
+        value_tiles.add(&context.value_tiles);
     }
 }
 
@@ -115,7 +131,7 @@ fn clear_padding(call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, mut lse: O
 }
 
 impl<'a> Context<'a> {
-    fn new(kernels: Option<Kernels>, call: &'a AttendCall<'a, Chunk>) -> Self {
+    fn new(kernels: Option<Kernels>, call: &'a AttendCall<'a, Chunk>, asked: Option<(Reduce, Fold)>) -> Self {
         let shape = &call.layer.shape;
         let own = if call.own.is_some() { call.rows.len() * shape.kv_heads } else { 0 };
         let mut context = Self {
@@ -127,13 +143,22 @@ impl<'a> Context<'a> {
             heads: shape.group(),
             units: Vec::new(),
             jobs: Vec::new(),
+            asked,
+            value_tiles: ValueTiles::default(),
         };
         context.plan();
         context
     }
 
+    pub(crate) fn keeps_logits(&self) -> bool {
+        self.asked.is_some() || self.call.top_k.is_some()
+    }
+
+    /// Queries of a unit; fewer where the logits of each are kept.
     fn block_queries(&self) -> usize {
-        (BLOCK_ROWS / (self.heads * self.call.layer.heads_per_group)).max(1)
+        let tokens = self.call.rows.iter().map(|row| row.length + row.columns.len()).max().unwrap_or(0);
+        let rows = if self.keeps_logits() { KEPT_LOGITS / tokens.max(1) } else { BLOCK_ROWS };
+        (rows.min(BLOCK_ROWS) / (self.heads * self.call.layer.heads_per_group)).max(1)
     }
 
     /// Lists units and jobs.
@@ -159,161 +184,87 @@ impl<'a> Context<'a> {
         }
     }
 
-    fn rows(&self, unit: &Unit) -> usize {
+    pub(crate) fn rows(&self, unit: &Unit) -> usize {
         self.heads * self.call.layer.heads_per_group * unit.queries.len()
     }
 
-    /// Runs a job; the only job of a unit writes its result, others leave theirs in `parts`.
-    fn run(&self, job: usize, parts: &[Mutex<Option<Partial>>], target: &Mutex<Target<'_, '_>>) {
-        let Job { unit, ref entries, own } = self.jobs[job];
-        let unit = &self.units[unit];
-        let mut partial = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
-        WORKSPACE.with(|cell| {
-            let mut workspace = cell.take().unwrap_or_default();
-            self.add_stored(unit, entries.clone(), &mut workspace, &mut partial);
-            cell.set(Some(workspace));
-        });
-        if own {
-            self.add_own(unit, &mut partial);
+    /// Runs neighbouring units; of each, what its jobs left and the log-sum-exps of its rows, if asked for.
+    fn run_units(
+        &self,
+        cpu: &Cpu,
+        units: &[Unit],
+        target: &Mutex<Target<'_, '_>>,
+    ) -> Vec<(Vec<Part>, Vec<f32>)> {
+        let (Some(first), Some(last)) = (units.first(), units.last()) else { return Vec::new() };
+        let jobs = first.jobs.start..last.jobs.end;
+        let parts: Vec<Mutex<Option<Part>>> = jobs.clone().map(|_| Mutex::new(None)).collect();
+        let stage = if self.call.top_k.is_some() { Stage::Logits } else { Stage::Whole };
+        let run = |job: usize, stage: Stage| self.run(jobs.start + job, stage, &parts[job], target);
+        self.each(cpu, parts.len(), |job| run(job, stage));
+        if let Some(k) = self.call.top_k {
+            self.each(cpu, units.len(), |i| {
+                let own = units[i].jobs.start - jobs.start..units[i].jobs.end - jobs.start;
+                self.keep_largest(&units[i], &parts[own], k);
+            });
+            self.each(cpu, parts.len(), |job| run(job, Stage::Values));
         }
-        if unit.jobs.len() == 1 {
-            self.write(unit, &mut partial, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
-        } else {
-            *parts[job].lock().unwrap_or_else(PoisonError::into_inner) = Some(partial);
-        }
-    }
-
-    fn merge(&self, unit: &Unit, parts: &[Mutex<Option<Partial>>], target: &mut Target<'_, '_>) {
-        let mut result = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
-        for part in &parts[unit.jobs.clone()] {
-            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            result.merge(0, part.as_ref().expect("every job has left its result"));
-        }
-        self.write(unit, &mut result, target);
-    }
-
-    /// Query head and query of a row of a unit: rows are `[head of the group][query][query head]`.
-    fn place(&self, unit: &Unit, row: usize) -> (usize, usize) {
-        let per_head = self.heads * unit.queries.len();
-        let kv_head = unit.group * self.call.layer.heads_per_group + row / per_head;
-        let (query, head) = (row % per_head / self.heads, row % self.heads);
-        (kv_head * self.heads + head, unit.queries.start + query)
-    }
-
-    fn read_query(&self, unit: &Unit, row: usize, q: &mut [f32]) {
-        let (head, query) = self.place(unit, row);
-        self.call.q.read_row([unit.row, head, self.call.rows[unit.row].columns[query]], q);
-    }
-
-    /// Adds the entries of a table, class by class.
-    fn add_stored(&self, unit: &Unit, entries: Range<usize>, w: &mut Workspace, partial: &mut Partial) {
-        let table = self.call.rows[unit.row].tables[unit.group];
-        for (class, codec) in self.call.layer.classes[unit.group].iter().enumerate() {
-            let all = table.entries().skip(entries.start).take(entries.len());
-            let mut pages = all.filter(|entry| entry.class() == class).peekable();
-            if pages.peek().is_none() {
+        let take = |part: Mutex<Option<Part>>| part.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = parts.into_iter().map(take);
+        let mut results = Vec::new();
+        for unit in units {
+            let parts: Vec<Part> = parts.by_ref().take(unit.jobs.len()).flatten().collect();
+            if parts.is_empty() {
                 continue;
             }
-            let (rows, key_dim) = (self.rows(unit), self.call.layer.shape.key_dim);
-            let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
-            let pass = self.kernels.and_then(|k| PackedPass::new(k, codec, w, (rows, key_dim), read));
-            match pass {
-                Some(pass) => self.packed(unit, pass, pages, partial),
-                None => self.blocks(unit, codec, pages, partial),
+            let mut result = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
+            for part in &parts {
+                result.merge(0, &part.partial);
             }
+            let target = &mut target.lock().unwrap_or_else(PoisonError::into_inner);
+            let lse = self.write(unit, &mut result, target);
+            results.push((parts, lse));
+        }
+        results
+    }
+
+    /// Calls `work(0)` to `work(count - 1)`, on several threads where that pays.
+    fn each(&self, cpu: &Cpu, count: usize, work: impl Fn(usize) + Sync) {
+        if scores_of(self.call) < SMALL_CALL {
+            (0..count).for_each(work);
+        } else {
+            cpu.for_each_job(count, work);
         }
     }
 
-    fn packed<'e>(
-        &self,
-        unit: &Unit,
-        mut pass: PackedPass<'_>,
-        pages: impl Iterator<Item = &'e Entry<Chunk>>,
-        partial: &mut Partial,
-    ) {
-        let start = self.call.rows[unit.row].start;
-        let queries = unit.queries.len();
-        let call = PassCall { logits: self.logits, group: self.heads, queries, start };
-        // Entries are read one after the other before any page is: their cache misses overlap.
-        let (mut seen, mut masks) = (Vec::with_capacity(SPLIT_SLOTS / 16), Vec::new());
-        for entry in pages {
-            let before = masks.len();
-            masks.extend(self.masks(unit, entry));
-            if masks[before..].iter().all(|&mask| mask == 0) {
-                masks.truncate(before);
-            } else {
-                seen.push(PageRef { entry, bytes: bytes(entry.page()) });
-            }
-        }
-        let size = pass.batch_pages();
-        for (i, masks) in masks.chunks(size * queries).enumerate() {
-            pass.add_batch(call, &seen, i * size, masks);
-        }
-        pass.finish(partial, self.call.layer.shape.value_dim);
+    /// Leaves the largest `k` logits of every row of a unit in the records of its jobs.
+    fn keep_largest(&self, unit: &Unit, parts: &[Mutex<Option<Part>>], k: usize) {
+        let mut parts: Vec<_> =
+            parts.iter().map(|p| p.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let parts = parts.iter_mut().filter_map(|part| part.as_mut());
+        let mut records: Vec<&mut Record> = parts.filter_map(|part| part.record.as_mut()).collect();
+        let mut all = Vec::new();
+        (0..self.rows(unit)).for_each(|row| keep_largest(&mut records, row, k, &mut all));
     }
 
-    fn blocks<'e>(
-        &self,
-        unit: &Unit,
-        codec: &HeadCodec,
-        pages: impl Iterator<Item = &'e Entry<Chunk>>,
-        partial: &mut Partial,
-    ) {
-        let (rows, shape) = (self.rows(unit), &self.call.layer.shape);
-        let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
-        let mut pass = BlockPass::new(self.kernels, codec, rows, shape.key_dim, read);
-        let mut masks = Vec::new();
-        for entry in pages {
-            masks.clear();
-            masks.extend(self.masks(unit, entry));
-            let page = PageAt { entry, start: self.call.rows[unit.row].start, masks: &masks };
-            pass.add_page(page, self.logits, self.heads);
-        }
-        pass.finish(partial, shape.value_dim);
-    }
-
-    /// Visible slots of an entry per query.
-    fn masks(&self, unit: &Unit, entry: &Entry<Chunk>) -> impl Iterator<Item = u64> {
-        let first = self.call.rows[unit.row].first_index;
-        unit.queries.clone().map(move |query| self.visibility.mask(entry, first + query))
-    }
-
-    fn add_own(&self, unit: &Unit, result: &mut Partial) {
-        let (layer, per_head) = (self.call.layer, self.heads * unit.queries.len());
-        let dim = layer.shape.key_dim;
-        let mut q = vec![0.0; per_head * dim];
-        for part in 0..layer.heads_per_group {
-            for (i, q) in q.chunks_exact_mut(dim).enumerate() {
-                self.read_query(unit, part * per_head + i, q);
-            }
-            let head = unit.group * layer.heads_per_group + part;
-            let partial = self.own_head(unit.row, head).attend(
-                &q,
-                unit.queries.clone(),
-                layer.shape.sliding,
-                self.logits,
-            );
-            result.merge(part * per_head, &partial);
-        }
-    }
-
-    fn own_head(&self, row: usize, head: usize) -> &OwnHead {
-        self.own[row * self.call.layer.shape.kv_heads + head].get_or_init(|| {
-            let own = self.call.own.expect("asked for only when the call brings tokens");
-            OwnHead::new(own, row, head, &self.call.rows[row].columns)
-        })
-    }
-
-    fn write(&self, unit: &Unit, result: &mut Partial, target: &mut Target<'_, '_>) {
-        let [_, heads, columns, _] = target.out.shape();
-        for row in 0..self.heads * self.call.layer.heads_per_group * unit.queries.len() {
-            let (head, query) = self.place(unit, row);
-            let column = self.call.rows[unit.row].columns[query];
-            let (out, lse) = result.finish(row, self.call.sink_logits.map(|sinks| sinks[head]));
-            target.out.write_row([unit.row, head, column], out);
-            if let Some(all) = &mut target.lse {
-                all[(unit.row * heads + head) * columns + column] = lse;
-            }
+    /// Adds the attention that the tokens received from a unit's queries to `sums` `[row][key-value head]`.
+    fn fold(&self, unit: &Unit, parts: &mut [Part], lse: &[f32], sums: &mut [Vec<f32>]) {
+        let Some((reduce, fold)) = self.asked else { return };
+        let (layer, queries) = (self.call.layer, unit.queries.clone());
+        let folding = Folding {
+            parts: layer.heads_per_group,
+            queries: queries.len(),
+            heads: self.heads,
+            reduce,
+            fold,
+            last: queries.end == self.call.rows[unit.row].columns.len() && !queries.is_empty(),
+        };
+        let mut records: Vec<Record> = parts.iter_mut().filter_map(|part| part.record.take()).collect();
+        let given = folding.run(&mut records, lse);
+        let first = unit.row * layer.shape.kv_heads + unit.group * layer.heads_per_group;
+        let tokens = (given.len() / folding.parts).max(1);
+        for (sums, given) in sums[first..].iter_mut().zip(given.chunks_exact(tokens)) {
+            assert_eq!(sums.len(), given.len(), "a number per live token and own token");
+            sums.iter_mut().zip(given).for_each(|(sum, x)| *sum += x);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What the store asks of a backend, on the CPU.
 
 use crate::memory::{Chunk, Cpu, bytes, bytes_mut};
-use kvrs_codec::backend::{AttendCall, Backend, RawRows};
+use kvrs_codec::backend::{AttendCall, Backend, RawRows, Results};
 use kvrs_codec::desc::{Elem, TILE};
 use kvrs_codec::layout::{copy_slot, row_bytes_mut, run_range};
 use kvrs_codec::tile::decode_slot;
-use kvrs_codec::{Dtype, HeadCodec, Side, View, ViewMut};
+use kvrs_codec::{Dtype, HeadCodec, Side, View};
 use kvrs_core::page::{Entry, Page};
 
 impl Backend for Cpu {
@@ -24,16 +24,16 @@ impl Backend for Cpu {
         &self,
         codecs: (&HeadCodec, &HeadCodec),
         raw: &[&Page<Chunk>],
-        position: i64,
+        positions: &[i64],
         page: &mut Page<Chunk>,
         slot: usize,
     ) {
         let raw: Vec<&[u8]> = raw.iter().map(|page| bytes(page)).collect();
-        crate::encode::seal(self.kernels(), codecs, &raw, position, bytes_mut(page), slot);
+        crate::encode::seal(self.kernels(), codecs, &raw, positions, bytes_mut(page), slot);
     }
 
-    fn attend(&self, call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, lse: Option<&mut [f32]>) {
-        crate::attend::attend(self, call, out, lse);
+    fn attend(&self, call: &AttendCall<'_, Chunk>, results: Results<'_, '_>) {
+        crate::attend::attend(self, call, results);
     }
 
     fn copy_slot(&self, codec: &HeadCodec, from: (&Page<Chunk>, usize), to: (&mut Page<Chunk>, usize)) {

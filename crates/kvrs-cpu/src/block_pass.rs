@@ -7,10 +7,11 @@ use crate::kernels::Kernels;
 use crate::lanes::add_sums;
 use crate::memory::{Chunk, bytes};
 use crate::output::Partial;
+use crate::received::{Placed, Record};
 use crate::softmax::{Logits, Running};
+use crate::top_k::Stage;
 use kvrs_codec::tile::{Block, ZERO_BLOCK, scale_tokens};
 use kvrs_codec::{HeadCodec, Side};
-use kvrs_core::page::Entry;
 
 /// From this many rows on, a page is turned into two matrices: the product then reads them faster than the loops
 /// over lanes do.
@@ -46,7 +47,7 @@ struct Scratch {
 /// A page as the rows see it.
 #[derive(Clone, Copy)]
 pub(crate) struct PageAt<'a> {
-    pub(crate) entry: &'a Entry<Chunk>,
+    pub(crate) placed: &'a Placed<'a, Chunk>,
     /// Position of index 0.
     pub(crate) start: i64,
     /// Visible slots per query.
@@ -55,12 +56,12 @@ pub(crate) struct PageAt<'a> {
 
 impl PageAt<'_> {
     fn position(&self, slot: usize) -> i64 {
-        self.start + self.entry.index(slot) as i64
+        self.start + self.placed.entry.index(slot) as i64
     }
 
     fn tiles(&self, slots: usize) -> impl Iterator<Item = TileAt<'_>> {
         let union = self.masks.iter().fold(0, |all, mask| all | mask);
-        let bytes = bytes(self.entry.page());
+        let bytes = bytes(self.placed.entry.page());
         (0..slots / 16)
             .map(move |index| TileAt { bytes, index, live: (union >> (16 * index)) as u16 })
             .filter(|at| at.live != 0)
@@ -98,32 +99,48 @@ impl<'a> BlockPass<'a> {
     }
 
     /// Adds a page; `group` query heads follow each other in the rows of a query.
-    pub(crate) fn add_page(&mut self, page: PageAt<'_>, logits: Logits, group: usize) {
+    pub(crate) fn add_page(
+        &mut self,
+        page: PageAt<'_>,
+        (logits, stage): (Logits, Stage),
+        group: usize,
+        mut record: Option<&mut Record>,
+    ) {
         if page.masks.iter().all(|&mask| mask == 0) {
             return;
         }
         self.scratch.scores.fill(0.0);
         if let Some(base) = &mut self.base {
-            let run = matches!(page.entry.slots(), kvrs_core::page::Slots::Run { .. });
+            let run = matches!(page.placed.entry.slots(), kvrs_core::page::Slots::Run { .. });
             let all = &mut self.scratch.scores[..];
             base.add(
-                page.entry.live(),
+                page.placed.entry.live(),
                 run,
                 |slot| page.position(slot),
                 Scores { all, row: self.slots, at: 0 },
             );
         }
         let wide = !self.scratch.wide.is_empty();
-        if wide {
-            self.scores_by_product(page);
-        } else {
-            self.scores_by_lanes(page);
+        match stage {
+            Stage::Values => {}
+            _ if wide => self.scores_by_product(page),
+            _ => self.scores_by_lanes(page),
         }
         let rows =
             self.scratch.scores.chunks_exact_mut(self.slots).zip(self.acc.chunks_exact_mut(self.value.len));
         for (row, (scores, acc)) in rows.enumerate() {
             let mask = page.masks[row / group % page.masks.len()];
-            self.running.step(row, logits, scores, mask, acc);
+            match &mut record {
+                Some(record) if stage == Stage::Values => record.get(row, page.placed, scores),
+                Some(record) => record.put(row, page.placed, (logits, mask), scores),
+                None => {}
+            }
+            if stage != Stage::Logits {
+                self.running.step(row, logits, scores, mask, acc);
+            }
+        }
+        if stage == Stage::Logits {
+            return;
         }
         if wide { self.sums_by_product(page) } else { self.sums_by_lanes(page) }
     }

@@ -1,8 +1,8 @@
 //! Query rows and softmax weights as integer digits, and the kernels that take them.
 
-use crate::kernels::{Kernels, blocks};
+use crate::kernels::{Kernels, ROWS, blocks};
 use crate::packed::{Levels, PackedRun};
-use crate::simd::codes::Codes;
+use crate::simd::codes::PageBytes;
 use crate::simd::keys::{KeyArgs, NarrowDigits, WideDigits};
 use crate::simd::lines::Lines;
 use crate::simd::prepare::{Prepared, QueryArgs, WeightArgs};
@@ -57,34 +57,67 @@ impl QueryDigits {
         }
     }
 
-    /// Adds the scores of `rows` rows on run number `i` of a page to `scores` `[row][chunk]`.
+    /// What each run and block of rows has to do with every batch of pages; the scores hold nothing yet before the
+    /// first if `fresh`.
+    pub(crate) fn tasks<'a>(
+        &'a self,
+        kernels: Kernels,
+        runs: &'a [PackedRun],
+        rows: usize,
+        fresh: bool,
+    ) -> impl Iterator<Item = KeyTask<'a>> {
+        runs.iter().enumerate().flat_map(move |(i, run)| {
+            blocks(rows).map(move |(first, count)| {
+                let (digits, starts) = ranges(kernels, run, (first, count), rows);
+                let scales = i * rows + first..i * rows + first + count;
+                KeyTask {
+                    run,
+                    first,
+                    digits: &self.digits.as_flattened()[digits],
+                    starts: &self.starts[starts],
+                    scales: &self.scales[scales.clone()],
+                    biases: &self.biases[scales],
+                    fresh: fresh && i == 0,
+                }
+            })
+        })
+    }
+}
+
+/// A run against a block of prepared rows.
+pub(crate) struct KeyTask<'a> {
+    run: &'a PackedRun,
+    first: usize,
+    digits: &'a [i32],
+    starts: &'a [i32],
+    scales: &'a [f32],
+    biases: &'a [f32],
+    fresh: bool,
+}
+
+impl KeyTask<'_> {
+    /// Adds the scores on a batch of pages to `scores` `[row][chunk]`.
+    #[inline]
     pub(crate) fn add_scores(
         &self,
         kernels: Kernels,
-        (i, run): (usize, &PackedRun),
-        (codes, token_scales): (Codes<'_>, Option<&[[u8; 32]]>),
+        pages: &[PageBytes<'_>],
         (scores, row_chunks): (&mut [[f32; 16]], usize),
-        rows: usize,
     ) {
-        for (first, count) in blocks(rows) {
-            let (digits, starts) = ranges(kernels, run, (first, count), rows);
-            let (digits, starts) = (&self.digits.as_flattened()[digits], &self.starts[starts]);
-            let mut args = KeyArgs {
-                codes,
-                token_scales,
-                scales: &self.scales[i * rows + first..][..count],
-                biases: (run.zero != 0.0).then(|| &self.biases[i * rows + first..][..count]),
-                scores: &mut scores[first * row_chunks..],
-                row_chunks,
-            };
-            match &run.levels {
-                Levels::Narrow(tables) => {
-                    let digits = NarrowDigits { tables, digits, starts };
-                    kernels.narrow_keys(run.width, count, &mut args, &digits);
-                }
-                Levels::Wide(table) => {
-                    kernels.wide_keys(run.width, count, &mut args, &WideDigits { table, digits });
-                }
+        let &Self { run, first, digits, starts, scales, biases, fresh } = self;
+        let scores = &mut scores[first * row_chunks..];
+        let mut args = KeyArgs { pages, run: run.at, scales, biases, fresh, scores, row_chunks };
+        match &run.levels {
+            Levels::Narrow(tables) => {
+                kernels.narrow_keys(
+                    run.width,
+                    scales.len(),
+                    &mut args,
+                    &NarrowDigits { tables, digits, starts },
+                );
+            }
+            Levels::Wide(table) => {
+                kernels.wide_keys(run.width, scales.len(), &mut args, &WideDigits { table, digits });
             }
         }
     }
@@ -103,98 +136,108 @@ fn ranges(
     (digits..digits + spread * run.digits() * count, starts..starts + run.spans() * count)
 }
 
-/// Softmax weights of a page against the runs of the values.
+/// Softmax weights of a batch of pages against the runs of the values, a block of rows at a time.
 #[derive(Debug, Default)]
 pub(crate) struct WeightDigits {
-    /// `[row][quad][spread]`.
+    /// `[page][row][quad][spread]`.
     narrow: Lines<i32>,
-    /// `[row]`, narrow only.
+    /// `[page][row]`, narrow only.
     starts: Vec<i32>,
+    /// `[page][row]`.
     wide: Vec<[[i32; 2]; 16]>,
-    /// `[row]`.
+    /// `[page][row]`.
     prepared: Vec<Prepared>,
-    /// What the digits were made for: the index of the token scale, and whether they are narrow.
-    made: Option<(u32, bool)>,
+}
+
+/// Where the softmax weights of a batch are and where the sums go, from a block's first row on.
+pub(crate) struct Weighted<'a> {
+    pub(crate) rows: usize,
+    /// `[row][chunk]`.
+    pub(crate) weights: &'a [[f32; 16]],
+    /// Chunks of weights from row to row.
+    pub(crate) row_chunks: usize,
+    /// `[row][chunk]`.
+    pub(crate) sums: &'a mut [[f32; 16]],
+    /// Chunks of sums from row to row.
+    pub(crate) sum_chunks: usize,
 }
 
 impl WeightDigits {
-    /// Forgets the digits of another page.
-    pub(crate) fn turn_page(&mut self) {
-        self.made = None;
+    /// Makes room for batches of `pages` pages.
+    pub(crate) fn reserve(&mut self, kernels: Kernels, runs: &[PackedRun], pages: usize) {
+        let n = pages * ROWS;
+        let narrow = runs.iter().any(|run| matches!(run.levels, Levels::Narrow(_)));
+        let wide = runs.iter().any(|run| matches!(run.levels, Levels::Wide(_)));
+        self.narrow.chunks(if narrow { n * kernels.spread() } else { 0 });
+        self.starts.resize(n, 0);
+        self.wide.resize(if wide { n } else { 0 }, [[0; 2]; 16]);
+        self.prepared.resize(n, Prepared::default());
     }
 
-    /// Quantises the weights of `rows` rows for a run, unless those of the run before serve; `args` are those of a
-    /// block from its first row.
-    pub(crate) fn prepare<'w>(
+    /// Adds the weighted sums over a batch of pages on all runs.
+    pub(crate) fn add_sums(
+        &mut self,
+        kernels: Kernels,
+        runs: &[PackedRun],
+        pages: &[PageBytes<'_>],
+        block: &mut Weighted<'_>,
+    ) {
+        // What the digits were made for: where the token scales are, and whether they are narrow.
+        let mut made = None;
+        for run in runs {
+            let kind = (run.at.scales, matches!(run.levels, Levels::Narrow(_)));
+            if made != Some(kind) {
+                self.prepare(kernels, run, pages, block);
+                made = Some(kind);
+            }
+            self.add_run(kernels, run, pages, block);
+        }
+    }
+
+    fn prepare(
         &mut self,
         kernels: Kernels,
         run: &PackedRun,
-        rows: usize,
-        args: impl Fn(usize) -> WeightArgs<'w>,
+        pages: &[PageBytes<'_>],
+        &mut Weighted { rows, weights, row_chunks, .. }: &mut Weighted<'_>,
     ) {
-        let narrow = matches!(run.levels, Levels::Narrow(_));
-        if self.made == Some((run.scale, narrow)) {
-            return;
-        }
-        self.made = Some((run.scale, narrow));
-        self.prepared.resize(rows, Prepared::default());
-        let row = 16 * kernels.spread();
-        self.narrow.chunks(if narrow { rows * row / 16 } else { 0 });
-        self.starts.resize(rows, 0);
-        self.wide.resize(if narrow { 0 } else { rows }, [[0; 2]; 16]);
-        for (first, count) in blocks(rows) {
-            let prepared = &mut self.prepared[first..first + count];
-            if narrow {
-                let digits = &mut self.narrow.as_flattened_mut()[first * row..][..count * row];
-                kernels.narrow_weights(
-                    &args(first),
-                    digits,
-                    &mut self.starts[first..first + count],
-                    prepared,
-                );
-            } else {
-                kernels.wide_weights(&args(first), &mut self.wide[first..first + count], prepared);
-            }
+        let args = WeightArgs { pages, run: run.at, weights, row_chunks };
+        let n = pages.len() * rows;
+        let prepared = &mut self.prepared[..n];
+        if matches!(run.levels, Levels::Narrow(_)) {
+            let digits = &mut self.narrow.as_flattened_mut()[..n * 16 * kernels.spread()];
+            kernels.narrow_weights(&args, rows, (digits, &mut self.starts[..n], prepared));
+        } else {
+            kernels.wide_weights(&args, rows, (&mut self.wide[..n], prepared));
         }
     }
 
-    /// Adds the weighted sums of `rows` rows on a run to `sums` `[row][chunk]`.
-    pub(crate) fn add_sums(
+    fn add_run(
         &self,
         kernels: Kernels,
         run: &PackedRun,
-        codes: Codes<'_>,
-        (sums, row_chunks): (&mut [[f32; 16]], usize),
-        rows: usize,
+        pages: &[PageBytes<'_>],
+        Weighted { rows, sums, sum_chunks, .. }: &mut Weighted<'_>,
     ) {
-        for (first, count) in blocks(rows) {
-            let of = |value: fn(&Prepared) -> f32, factor: f32| -> [f32; crate::kernels::ROWS] {
-                std::array::from_fn(|r| self.prepared.get(first + r).map_or(0.0, |p| value(p) * factor))
-            };
-            let (scales, biases) = (of(|p| p.digit, run.step), of(|p| p.sum, run.zero * run.step));
-            let mut args = ValueArgs {
-                codes,
-                scales: &scales[..count],
-                biases: (run.zero != 0.0).then_some(&biases[..count]),
-                sums: &mut sums[first * row_chunks + run.chunk..],
-                row_chunks,
-            };
-            match &run.levels {
-                Levels::Narrow(tables) => {
-                    let row = 16 * kernels.spread();
-                    let digits = &self.narrow.as_flattened()[first * row..][..count * row];
-                    let starts = &self.starts[first..first + count];
-                    kernels.narrow_values(
-                        run.width,
-                        count,
-                        &mut args,
-                        &NarrowWeights { tables, digits, starts },
-                    );
-                }
-                Levels::Wide(table) => {
-                    let digits = &self.wide[first..first + count];
-                    kernels.wide_values(run.width, count, &mut args, &WideWeights { table, digits });
-                }
+        let n = pages.len() * *rows;
+        let mut args = ValueArgs {
+            pages,
+            run: run.at,
+            prepared: &self.prepared[..n],
+            step: run.step,
+            zero: run.zero,
+            sums: &mut sums[run.chunk..],
+            row_chunks: *sum_chunks,
+        };
+        match &run.levels {
+            Levels::Narrow(tables) => {
+                let digits = &self.narrow.as_flattened()[..n * 16 * kernels.spread()];
+                let weights = NarrowWeights { tables, digits, starts: &self.starts[..n] };
+                kernels.narrow_values(run.width, *rows, &mut args, &weights);
+            }
+            Levels::Wide(table) => {
+                let weights = WideWeights { table, digits: &self.wide[..n] };
+                kernels.wide_values(run.width, *rows, &mut args, &weights);
             }
         }
     }

@@ -22,13 +22,13 @@ pub(crate) fn seal(
     kernels: Option<Kernels>,
     codecs: (&HeadCodec, &HeadCodec),
     raw: &[&[u8]],
-    position: i64,
+    positions: &[i64],
     page: &mut [u8],
     slot: usize,
 ) {
     let encode = kernels.map(|kernels| move |args: &mut TileArgs<'_>| kernels.encode_tile(args));
     let kernel = encode.as_ref().map(|encode| encode as Kernel<'_>);
-    seal_with(kernel, codecs, raw, position, page, slot);
+    seal_with(kernel, codecs, raw, positions, page, slot);
 }
 
 /// As [`seal`], with that kernel; `None`: with the scalar encoder.
@@ -36,7 +36,7 @@ pub(crate) fn seal_with(
     kernel: Option<Kernel<'_>>,
     (raw_codec, codec): (&HeadCodec, &HeadCodec),
     raw: &[&[u8]],
-    position: i64,
+    positions: &[i64],
     page: &mut [u8],
     slot: usize,
 ) {
@@ -47,9 +47,9 @@ pub(crate) fn seal_with(
             write_rows(codec, side, &from.read(), from.width, page, slot);
             continue;
         };
-        let done = kernel.is_some_and(|kernel| seal_by(kernel, context, &from, position, page, slot));
+        let done = kernel.is_some_and(|kernel| seal_by(kernel, context, &from, positions, page, slot));
         if !done {
-            encoder.encode(&context, &from.read(), position, page, slot);
+            encoder.encode(&context, &from.read(), positions, page, slot);
         }
     }
 }
@@ -59,7 +59,7 @@ fn seal_by(
     kernel: Kernel<'_>,
     context: EncodeContext<'_>,
     from: &Raw<'_>,
-    position: i64,
+    positions: &[i64],
     page: &mut [u8],
     slot: usize,
 ) -> bool {
@@ -68,14 +68,14 @@ fn seal_by(
         if context.codec.transform.d() != from.width || !find_books(&context, encoder, books) {
             return false;
         }
-        for tile in 0..from.pages.len() * from.tiles {
+        for (tile, positions) in positions.as_chunks().0.iter().enumerate() {
             kernel(&mut TileArgs {
                 context,
                 rule: encoder.rule,
                 books,
                 elem: from.elem,
                 rows: from.tile(tile),
-                position: position + (TILE * tile) as i64,
+                positions,
                 page,
                 slot: slot + TILE * tile,
                 scratch,

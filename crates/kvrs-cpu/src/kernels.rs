@@ -16,7 +16,7 @@ pub(crate) const ROWS: usize = 4;
 
 /// Blocks `(first row, rows)` of up to [`ROWS`] rows.
 pub(crate) fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows).step_by(ROWS).map(move |first| (first, ROWS.min(rows - first)))
+    (0..rows.div_ceil(ROWS)).map(move |block| (ROWS * block, ROWS.min(rows - ROWS * block)))
 }
 
 /// Functions by rows - 1.
@@ -39,8 +39,8 @@ pub(crate) struct Table {
     pub(crate) raw_sums: ByRows<unsafe fn(&mut RawValueArgs<'_>)>,
     pub(crate) narrow_query: unsafe fn(QueryArgs<'_>) -> Prepared,
     pub(crate) wide_query: unsafe fn(QueryArgs<'_>) -> Prepared,
-    pub(crate) narrow_weights: unsafe fn(&WeightArgs<'_>, &mut [i32], &mut [i32], &mut [Prepared]),
-    pub(crate) wide_weights: unsafe fn(&WeightArgs<'_>, &mut [[[i32; 2]; 16]], &mut [Prepared]),
+    pub(crate) narrow_weights: unsafe fn(&WeightArgs<'_>, usize, (&mut [i32], &mut [i32], &mut [Prepared])),
+    pub(crate) wide_weights: unsafe fn(&WeightArgs<'_>, usize, (&mut [[[i32; 2]; 16]], &mut [Prepared])),
     pub(crate) softmax: unsafe fn(SoftmaxArgs<'_>),
     pub(crate) lane_sums: unsafe fn(&mut LaneArgs<'_>),
     pub(crate) hadamard: unsafe fn(&[f32], &mut [[f32; 16]]),
@@ -103,9 +103,9 @@ calls! {
     /// Quantises a query to words.
     wide_query(args: QueryArgs<'_>) -> Prepared;
     /// Quantises the weights of up to [`ROWS`] rows to bytes.
-    narrow_weights(args: &WeightArgs<'_>, digits: &mut [i32], starts: &mut [i32], prepared: &mut [Prepared]);
+    narrow_weights(args: &WeightArgs<'_>, rows: usize, out: (&mut [i32], &mut [i32], &mut [Prepared]));
     /// Quantises the weights of up to [`ROWS`] rows to words.
-    wide_weights(args: &WeightArgs<'_>, digits: &mut [[[i32; 2]; 16]], prepared: &mut [Prepared]);
+    wide_weights(args: &WeightArgs<'_>, rows: usize, out: (&mut [[[i32; 2]; 16]], &mut [Prepared]));
     /// Turns the scores of up to [`ROWS`] rows into weights.
     softmax(args: SoftmaxArgs<'_>);
     /// Adds weighted sums of f32 lanes.

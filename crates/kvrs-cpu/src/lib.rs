@@ -8,12 +8,14 @@
 mod attend;
 mod backend;
 mod base;
+mod batches;
 mod block_pass;
 mod class;
 mod digits;
 mod encode;
 mod gemm;
 mod isa;
+mod job;
 mod jobs;
 mod kernels;
 mod lanes;
@@ -22,11 +24,13 @@ mod output;
 mod own;
 mod packed;
 mod packed_pass;
+mod received;
 mod simd;
 mod softmax;
 #[cfg(test)]
 mod testing;
 mod threads;
+mod top_k;
 mod visible;
 #[cfg(target_arch = "x86_64")]
 mod x86;

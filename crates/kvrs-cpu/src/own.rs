@@ -32,13 +32,15 @@ impl OwnHead {
         Self { key_dim: k.shape()[3], value_dim: v.shape()[3], k: read(k), v: read(v) }
     }
 
-    /// Attention of queries `queries` (`q`: `[query][group][key_dim]`) over the tokens up to each of them.
+    /// Attention of queries `queries` (`q`: `[query][group][key_dim]`) over the tokens up to each of them; `record`
+    /// is shown the logits of each row from a token on, and may change them.
     pub(crate) fn attend(
         &self,
         q: &[f32],
         queries: Range<usize>,
         sliding: Option<usize>,
         logits: Logits,
+        mut record: impl FnMut(usize, usize, &mut [f32]),
     ) -> Partial {
         let rows = q.len() / self.key_dim;
         let visibility = Visibility { causal: true, sliding };
@@ -49,7 +51,7 @@ impl OwnHead {
         let first = visibility.range(queries.start).start;
         for start in (first / TILE_KEYS * TILE_KEYS..queries.end).step_by(TILE_KEYS) {
             let keys = start..queries.end.min(start + TILE_KEYS);
-            pass.tile(self, q, keys, &mut scores, &mut running, &mut acc);
+            pass.tile(self, q, keys, (&mut scores, &mut record), &mut running, &mut acc);
         }
         let mut partial = Partial::new(rows, self.value_dim);
         for (row, out) in acc.chunks_exact(self.value_dim).enumerate() {
@@ -74,7 +76,7 @@ impl Pass {
         own: &OwnHead,
         q: &[f32],
         keys: Range<usize>,
-        scores: &mut [f32],
+        (scores, record): (&mut [f32], &mut impl FnMut(usize, usize, &mut [f32])),
         running: &mut Running,
         acc: &mut [f32],
     ) {
@@ -84,7 +86,9 @@ impl Pass {
         product([self.rows, dk, count], Matrix::rows(q, dk), k, 0.0, scores, count);
         for (row, (scores, acc)) in scores.chunks_exact_mut(count).zip(acc.chunks_exact_mut(dv)).enumerate() {
             let mask = self.mask(self.queries.start + row / self.group, &keys);
-            running.step(row, self.logits, scores, mask, acc);
+            self.logits.apply(scores, mask);
+            record(row, keys.start, scores);
+            running.weigh(row, scores, acc);
         }
         let v = Matrix::rows(&own.v[keys.start * dv..], dv);
         product([self.rows, count, dv], Matrix::rows(scores, count), v, 1.0, acc, dv);

@@ -1,9 +1,11 @@
 //! Runs of codes that an integer kernel can take: what it needs to know of each.
 
+use crate::simd::codes::RunAt;
 use kvrs_codec::desc::{NONE, RunDesc};
 use kvrs_codec::layout::tile_bytes;
 use kvrs_codec::tile::scales_apart;
 use kvrs_codec::{Arith, Elem, SideCodec, SideDesc};
+use kvrs_core::page::PACKED_SLOTS;
 
 /// Largest level of a narrow run: 63 * 520 stays below 2^15.
 const NARROW_LEVEL: i32 = 63;
@@ -22,16 +24,11 @@ pub(crate) enum Levels {
 pub(crate) struct PackedRun {
     pub(crate) width: usize,
     pub(crate) levels: Levels,
-    /// Bytes of a tile.
-    pub(crate) len: usize,
-    /// Offset in a tile.
-    pub(crate) at: usize,
+    pub(crate) at: RunAt,
     /// Channels / 4.
     pub(crate) quads: usize,
     /// First chunk of 16 in the prepared vector.
     pub(crate) chunk: usize,
-    /// Index of the per-token scale, or [`NONE`].
-    pub(crate) scale: u32,
     /// A code's value is `(level + zero) * step`.
     pub(crate) step: f32,
     pub(crate) zero: f32,
@@ -56,7 +53,7 @@ impl PackedRun {
     }
 }
 
-/// Appends the runs of a side to `runs` and says whether integer kernels can take all of them.
+/// Appends the runs of a side of pages of 64 slots to `runs` and says whether integer kernels can take all of them.
 pub(crate) fn runs_of(desc: &SideDesc, codec: &SideCodec, runs: &mut Vec<PackedRun>) -> bool {
     runs.clear();
     if !scales_apart(desc) || !desc.vec_len.is_multiple_of(16) {
@@ -64,7 +61,7 @@ pub(crate) fn runs_of(desc: &SideDesc, codec: &SideCodec, runs: &mut Vec<PackedR
     }
     let (mut digits_at, mut spans_at) = (0, 0);
     for run in &desc.runs {
-        let Some(packed) = packed(run, codec, digits_at, spans_at) else { return false };
+        let Some(packed) = packed(desc, run, codec, (digits_at, spans_at)) else { return false };
         digits_at += packed.digits();
         spans_at += packed.spans();
         runs.push(packed);
@@ -72,16 +69,25 @@ pub(crate) fn runs_of(desc: &SideDesc, codec: &SideCodec, runs: &mut Vec<PackedR
     true
 }
 
-fn packed(run: &RunDesc, codec: &SideCodec, digits_at: usize, spans_at: usize) -> Option<PackedRun> {
+fn packed(
+    desc: &SideDesc,
+    run: &RunDesc,
+    codec: &SideCodec,
+    (digits_at, spans_at): (usize, usize),
+) -> Option<PackedRun> {
     let (center, levels) = levels(run, codec)?;
-    run.vec_at.is_multiple_of(16).then(|| PackedRun {
+    let at = RunAt {
+        codes: (desc.codes_at + run.at) as usize,
+        stride: desc.tile_bytes as usize,
+        len: tile_bytes(run.width, run.channels as usize),
+        scales: (run.scale != NONE).then(|| desc.scales_at as usize + 2 * PACKED_SLOTS * run.scale as usize),
+    };
+    run.vec_at.is_multiple_of(16).then_some(PackedRun {
         width: run.width as usize,
         levels,
-        len: tile_bytes(run.width, run.channels as usize),
-        at: run.at as usize,
+        at,
         quads: run.channels as usize / 4,
         chunk: run.vec_at as usize / 16,
-        scale: run.scale,
         step: run.step,
         zero: run.zero + center,
         digits_at,
@@ -127,17 +133,4 @@ fn narrow_tables(width: u32, level: impl Fn(usize) -> u8) -> [[u8; 16]; 4] {
         }
     };
     std::array::from_fn(|z| std::array::from_fn(|nibble| level(code(z, nibble))))
-}
-
-/// The f16 scales of the tiles of a page; `None` if the run has none.
-pub(crate) fn token_scales<'a>(
-    page: &'a [u8],
-    desc: &SideDesc,
-    slots: usize,
-    scale: u32,
-) -> Option<&'a [[u8; 32]]> {
-    (scale != NONE).then(|| {
-        let at = desc.scales_at as usize + 2 * slots * scale as usize;
-        page[at..at + 2 * slots].as_chunks().0
-    })
 }

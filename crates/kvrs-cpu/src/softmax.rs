@@ -11,7 +11,7 @@ pub(crate) struct Logits {
 
 impl Logits {
     /// Scales and caps scores; those whose bit is not set become -inf, whatever they were.
-    fn apply(self, scores: &mut [f32], mask: u64) {
+    pub(crate) fn apply(self, scores: &mut [f32], mask: u64) {
         match self.softcap {
             None => scores.iter_mut().for_each(|s| *s *= self.scale),
             Some(cap) => scores.iter_mut().for_each(|s| *s = cap * (*s * self.scale / cap).tanh()),
@@ -57,6 +57,11 @@ impl Running {
         sums: &mut [f32],
     ) {
         logits.apply(scores, mask);
+        self.weigh(row, scores, sums);
+    }
+
+    /// As [`Self::step`], on logits.
+    pub(crate) fn weigh(&mut self, row: usize, scores: &mut [f32], sums: &mut [f32]) {
         let (old, new) = (self.max[row], self.max[row].max(max(scores)));
         if new == f32::NEG_INFINITY {
             scores.fill(0.0);

@@ -8,11 +8,12 @@ use common::exact;
 use common::layer::layer;
 use common::pages::{Stored, table};
 use common::{Rng, Tensor};
-use kvrs_codec::backend::{AttendCall, AttendRow, Backend};
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend, Received, Results};
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, ViewMut};
 use kvrs_core::page::Table;
+use kvrs_core::statistics::{Fold, Reduce};
 use kvrs_cpu::Cpu;
 use kvrs_cpu::memory::Chunk;
 use proptest::prelude::*;
@@ -29,6 +30,7 @@ struct Case {
     causal: bool,
     softcap: Option<f32>,
     sinks: Option<Vec<f32>>,
+    top_k: Option<usize>,
 }
 
 /// What a call gives, as bits.
@@ -74,7 +76,9 @@ impl Case {
         let causal = own.is_some() || rng.coin();
         let softcap = rng.pick(&[None, None, Some(8.0)]);
         let sinks = rng.coin().then(|| rng.vector(shape.query_heads, 4.0));
-        Self { layer, tables, lengths, columns, q, own, causal, softcap, sinks }
+        // The draw for top-k comes last: the cases without it stay what they were.
+        let top_k = rng.pick(&[None, None, Some(1), Some(20)]);
+        Self { layer, tables, lengths, columns, q, own, causal, softcap, sinks, top_k }
     }
 
     fn call(&self) -> AttendCall<'_, Chunk> {
@@ -98,6 +102,7 @@ impl Case {
             scale: (self.layer.shape.key_dim as f32).powf(-0.5),
             softcap: self.softcap,
             sink_logits: self.sinks.as_deref(),
+            top_k: self.top_k,
         }
     }
 
@@ -107,8 +112,31 @@ impl Case {
         let mut bytes = vec![0xFF; 4 * shape.iter().product::<usize>()];
         let mut lse = vec![f32::NAN; rows * heads * columns];
         let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape)).unwrap();
-        cpu.attend(&self.call(), &mut out, Some(&mut lse));
+        cpu.attend(
+            &self.call(),
+            Results { out: &mut out, lse: Some(&mut lse), received: None, value_tiles: None },
+        );
         (bytes, lse.iter().map(|x| x.to_bits()).collect())
+    }
+
+    /// Attention that each token receives, of the mean over a group's heads.
+    fn received(&self, cpu: &Cpu, fold: Fold) -> Vec<Vec<f32>> {
+        let [rows, heads, columns, _] = self.q.shape;
+        let shape = [rows, heads, columns, self.layer.shape.value_dim];
+        let mut bytes = vec![0; 4 * shape.iter().product::<usize>()];
+        let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape)).unwrap();
+        let own = |row: usize| if self.own.is_some() { self.columns[row].len() } else { 0 };
+        let per_group = self.layer.heads_per_group;
+        let tokens = |row: usize, head: usize| self.tables[row][head / per_group].kept() + own(row);
+        let pairs = (0..rows).flat_map(|row| (0..self.layer.shape.kv_heads).map(move |head| (row, head)));
+        let mut sums: Vec<Vec<f32>> = pairs.map(|(row, head)| vec![0.0; tokens(row, head)]).collect();
+        let received = Some(Received { reduce: Reduce::Mean, fold, sums: &mut sums });
+        cpu.attend(&self.call(), Results { out: &mut out, lse: None, received, value_tiles: None });
+        let (plain, _) = self.run(cpu);
+        if self.q.shape[2] == 1 {
+            assert!(plain == bytes, "a call that keeps its logits gives the same output");
+        }
+        sums
     }
 
     fn check(&self) {
@@ -121,14 +149,27 @@ impl Case {
             let got = f64::from(f32::from_le_bytes(*got));
             let error = (got - expected).abs();
             assert!(
-                error <= bound * largest,
+                expected.is_nan() || error <= bound * largest,
                 "element {i}: {got} for {expected}, max {largest}, bound {bound}"
             );
         }
         for (got, &expected) in lse.iter().zip(&exact.lse) {
             let got = f64::from(f32::from_bits(*got));
             let both_empty = got == f64::NEG_INFINITY && expected == f64::NEG_INFINITY;
-            assert!(both_empty || (got - expected).abs() <= 2.0 * bound, "lse {got} for {expected}");
+            assert!(
+                expected.is_nan() || both_empty || (got - expected).abs() <= 2.0 * bound,
+                "lse {got} for {expected}"
+            );
+        }
+        for (got, expected) in self.received(&cpu, Fold::Sum).iter().zip(&exact.received) {
+            assert_eq!(got.len(), expected.len());
+            for (got, &expected) in got.iter().zip(expected) {
+                let error = (f64::from(*got) - expected).abs();
+                assert!(
+                    expected.is_nan() || error <= 4.0 * bound * expected.max(1e-3),
+                    "received {got} for {expected}"
+                );
+            }
         }
     }
 }
@@ -162,6 +203,18 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let first = case.run(&cpus[0]);
         for cpu in cpus.iter().chain(&cpus) {
             assert!(case.run(cpu) == first, "seed {seed} with {} threads", cpu.threads());
+        }
+    }
+}
+
+#[test]
+fn attention_received_does_not_depend_on_the_number_of_threads() {
+    let cpus = [1, 2, 4].map(|threads| Cpu::new(Some(threads)).unwrap());
+    for seed in 0..4 {
+        let case = Case::random(seed, 3000, false);
+        for fold in [Fold::Sum, Fold::Above, Fold::Last] {
+            let first = case.received(&cpus[0], fold);
+            assert!(cpus.iter().all(|cpu| case.received(cpu, fold) == first), "seed {seed}, {fold:?}");
         }
     }
 }

@@ -32,6 +32,11 @@ fn codec(key: &CodecSpec, value: &CodecSpec) -> HeadCodec {
     quant::assemble(key, value, 1).unwrap()
 }
 
+/// Sixteen consecutive positions.
+fn from_on(position: i64) -> [i64; 16] {
+    std::array::from_fn(|i| position + i as i64)
+}
+
 fn page(cpu: &Arc<Cpu>, codec: &HeadCodec) -> Page<Chunk> {
     let arena = Arena::new(Arc::clone(cpu), None).unwrap();
     let mut page = arena.reserve("page", &[(codec.desc.page_bytes, 1)]).unwrap().take(codec.desc.page_bytes);
@@ -76,7 +81,7 @@ fn a_16_bit_side_is_sealed_as_it_was() {
     let packed = codec(&CodecSpec::turboquant(8.0), &CodecSpec::raw16());
     let (from, _) = raw_page(&cpu, &raw);
     let mut to = page(&cpu, &packed);
-    cpu.seal((&raw, &packed), &[&from], 1000, &mut to, 32);
+    cpu.seal((&raw, &packed), &[&from], &from_on(1000), &mut to, 32);
     for slot in 0..16 {
         assert_eq!(decode(&packed, Side::Value, &to, 32 + slot), decode(&raw, Side::Value, &from, slot));
         let (exact, got) = (decode(&raw, Side::Key, &from, slot), decode(&packed, Side::Key, &to, 32 + slot));
@@ -93,8 +98,8 @@ fn a_copied_slot_decodes_the_same_and_its_neighbours_stay() {
     for bits in [1.0, 2.5, 3.0, 5.0, 7.0, 8.0] {
         let packed = codec(&CodecSpec::turboquant(bits), &CodecSpec::turboquant(bits));
         let [mut a, mut b] = [page(&cpu, &packed), page(&cpu, &packed)];
-        cpu.seal((&raw, &packed), &[&from], 0, &mut a, 16);
-        cpu.seal((&raw, &packed), &[&from], 7, &mut b, 48);
+        cpu.seal((&raw, &packed), &[&from], &from_on(0), &mut a, 16);
+        cpu.seal((&raw, &packed), &[&from], &from_on(7), &mut b, 48);
         let before: Vec<_> = [48, 50].map(|slot| decode(&packed, Side::Key, &b, slot)).into();
         cpu.copy_slot(&packed, (&a, 16 + 3), (&mut b, 49));
         for side in [Side::Key, Side::Value] {

@@ -134,12 +134,16 @@ pub(crate) fn positions_per_head(value: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<i
 
 /// `[heads]` floats: any DLPack object of a float type, or a list.
 pub(crate) fn sink_logits(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f32>>> {
-    let Some(value) = value else { return Ok(None) };
-    let what = "sink_logits";
+    value.map(|value| vector("sink_logits", "[Hq]", value)).transpose()
+}
+
+/// Floats in one dimension: any DLPack object of a float type, or a list.
+pub(crate) fn vector(what: &str, shape: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
     if is_tensor(value) {
-        return floats(value.py(), what, &Tensor::new(what, value, 1, "[Hq]")?).map(Some);
+        return floats(value.py(), what, &Tensor::new(what, value, 1, shape)?);
     }
-    value.extract().map(Some).map_err(|_| wrong_type(what, value, "a float tensor [Hq] or a list of floats"))
+    let allowed = format!("a float tensor {shape} or a list of floats");
+    value.extract().map_err(|_| wrong_type(what, value, &allowed))
 }
 
 /// One constant per layer: `None`, or a list of `None` and float tensors `[heads, dim]`.

@@ -1,6 +1,6 @@
 //! The one way into the store: release the GIL, run, map the error, pass warnings on.
 
-use crate::errors;
+use crate::{errors, score};
 use pyo3::prelude::*;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 ///
 /// Locks of the store are taken inside `work` only: a thread that holds one never waits for the GIL.
 pub(crate) fn enter<T: Send>(py: Python<'_>, work: impl FnOnce() -> kvrs::Result<T> + Send) -> PyResult<T> {
-    py.detach(work).map_err(|error| errors::raise(py, &error))
+    py.detach(work).map_err(|error| score::raised().unwrap_or_else(|| errors::raise(py, &error)))
 }
 
 /// Emits the store's messages as `kvrs.KVWarning`.

@@ -2,11 +2,13 @@
 
 mod args;
 mod array;
+mod call;
 mod dlpack;
 mod enter;
 mod errors;
 mod plan;
 mod registry;
+mod score;
 mod store;
 
 use pyo3::prelude::*;
@@ -43,7 +45,7 @@ mod _kvrs {
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
-    use crate::registry::{check_codec, check_shape, codecs, policies};
+    use crate::registry::{check_codec, check_policy, check_shape, codecs, policies};
     #[pymodule_export]
     use crate::store::KVStore;
 }

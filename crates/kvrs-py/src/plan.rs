@@ -121,6 +121,7 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(py: Python<'_>, what: &str, 
     serde_json::from_str(text).map_err(|e| raise(py, &Error::plan(what, e, "the fields of this version")))
 }
 
-fn json(value: &impl serde::Serialize) -> String {
+/// Plain data as JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("plain data has a JSON form")
 }

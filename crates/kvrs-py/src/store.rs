@@ -1,12 +1,14 @@
 //! The store, as Python sees it.
 
 use crate::args;
-use crate::array::{Buffer, Element, check_out_dtype};
+use crate::array::Buffer;
+use crate::call::{NewTokens, Outputs, Scoring};
 use crate::dlpack::Tensor;
 use crate::enter::{enter, forks, warn};
 use crate::errors::{exception, raise};
 use crate::plan::{Plan, from_json};
-use kvrs::{Cpu, Dtype, Error, Queries, SeqId, Tokens, ViewMut};
+use crate::score;
+use kvrs::{Cpu, Error, SeqId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -22,103 +24,10 @@ pub(crate) struct KVStore {
     forks: u32,
 }
 
-/// How a call scores its queries, apart from the tensors.
-struct Scoring {
-    causal: bool,
-    scale: Option<f32>,
-    softcap: Option<f32>,
-    sink_logits: Option<Vec<f32>>,
-}
-
-/// The new tokens of a call.
-struct NewTokens {
-    k: Tensor,
-    v: Tensor,
-    mask: Option<Vec<bool>>,
-    positions: Option<Vec<i64>>,
-}
-
-impl NewTokens {
-    fn import(
-        k: &Bound<'_, PyAny>,
-        v: &Bound<'_, PyAny>,
-        mask: Option<&Bound<'_, PyAny>>,
-        positions: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let (k, v) = (Tensor::new("k", k, 4, KV)?, Tensor::new("v", v, 4, "[B, Hkv, T, Dv]")?);
-        let (rows, columns) = (k.shape()[0], k.shape()[2]);
-        let mask = args::mask(mask, rows, columns)?;
-        Ok(Self { mask, positions: args::positions(positions, rows, columns)?, k, v })
-    }
-
-    fn tokens(&self, py: Python<'_>) -> PyResult<Tokens<'_>> {
-        let (k, v) = (self.k.view(py, "k")?, self.v.view(py, "v")?);
-        Ok(Tokens { k, v, mask: self.mask.as_deref(), positions: self.positions.as_deref() })
-    }
-}
-
-/// Where a call's output goes: the caller's tensor, or new memory.
-enum Target<'py> {
-    Caller(Tensor, Bound<'py, PyAny>),
-    New(Buffer),
-}
-
-/// The output and the log-sum-exp of an attention call.
-struct Outputs<'py> {
-    target: Target<'py>,
-    lse: Option<Buffer>,
-}
-
-impl<'py> Outputs<'py> {
-    fn new(
-        q: (&Tensor, Dtype),
-        value_dim: usize,
-        out: Option<&Bound<'py, PyAny>>,
-        return_lse: bool,
-    ) -> PyResult<Self> {
-        let [b, h, t] = [0, 1, 2].map(|i| q.0.shape()[i]);
-        let target = match out {
-            Some(object) => {
-                Target::Caller(Tensor::writable("out", object, 4, "[B, Hq, Tq, Dv]")?, object.clone())
-            }
-            None => Target::New(Buffer::zeros(Element::Float(q.1), &[b, h, t, value_dim])),
-        };
-        let lse = return_lse.then(|| Buffer::zeros(Element::Float(Dtype::F32), &[b, h, t]));
-        Ok(Self { target, lse })
-    }
-
-    /// The tensor to fill and the slice for the log-sum-exp.
-    fn borrow(
-        &mut self,
-        py: Python<'_>,
-        dtype: Dtype,
-        inputs: &[(&str, &Tensor)],
-    ) -> PyResult<(ViewMut<'_>, Option<&mut [f32]>)> {
-        let view = match &mut self.target {
-            Target::Caller(tensor, _) => {
-                check_out_dtype(py, tensor.float(py, "out")?, dtype)?;
-                tensor.view_mut(py, "out", inputs)?
-            }
-            Target::New(buffer) => buffer.view_mut(py, "out", dtype)?,
-        };
-        Ok((view, self.lse.as_mut().map(Buffer::as_f32)))
-    }
-
-    fn into_python(self, q: &Bound<'py, PyAny>, query: &Tensor) -> PyResult<Bound<'py, PyAny>> {
-        let out = match self.target {
-            Target::Caller(_, object) => object,
-            Target::New(buffer) => buffer.into_kind_of(q, query.exchange())?,
-        };
-        match self.lse {
-            None => Ok(out),
-            Some(lse) => Ok(PyTuple::new(q.py(), [out, lse.into_kind_of(q, query.exchange())?])?.into_any()),
-        }
-    }
-}
-
 impl KVStore {
     /// The store, in the process that made it: threads and locks do not survive a fork.
     fn live(&self, py: Python<'_>) -> PyResult<&kvrs::KvStore<Cpu>> {
+        score::check_outside(py)?;
         if self.forks == forks() {
             return Ok(&self.store);
         }
@@ -137,18 +46,6 @@ impl KVStore {
     fn layer(&self, layer: &Bound<'_, PyAny>) -> PyResult<usize> {
         args::index("layer", layer, self.layers().len())
     }
-
-    fn check_statistics_q(&self, layer: usize, k: &Tensor, q: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let Some(object) = q else { return Ok(()) };
-        let (q, shape) = (Tensor::new("q", object, 4, Q)?, &self.layers()[layer]);
-        q.float(object.py(), "q")?;
-        let allowed = [k.shape()[0], shape.query_heads, k.shape()[2], shape.key_dim];
-        if q.shape() == allowed {
-            return Ok(());
-        }
-        let error = Error::shape("q", format!("{:?}", q.shape()), format!("[B, Hq, T, D] = {allowed:?}"));
-        Err(raise(object.py(), &error))
-    }
 }
 
 #[pymethods]
@@ -164,7 +61,11 @@ impl KVStore {
         let py = plan.py();
         device.map_or(Ok(()), args::device)?;
         let (native, capacity) = (Plan::of(plan)?, args::capacity(capacity)?);
-        let store = enter(py, || kvrs::KvStore::new(native, Cpu::shared(), capacity))?;
+        let functions = score::of_plan(&native, plan)?;
+        let mut store = enter(py, || kvrs::KvStore::new(native, Cpu::shared(), capacity))?;
+        if let Some(functions) = functions {
+            store.set_score(functions);
+        }
         Ok(Self { store, plan: plan.clone().unbind(), process: std::process::id(), forks: forks() })
     }
 
@@ -196,7 +97,7 @@ impl KVStore {
         Ok(ids.into_iter().map(|id| id.0).collect())
     }
 
-    #[pyo3(signature = (layer, k, v, seqs, mask=None, positions=None, q=None))]
+    #[pyo3(signature = (layer, k, v, seqs, mask=None, positions=None, q=None, scale=None, softcap=None, sink_logits=None))]
     fn append(
         &self,
         py: Python<'_>,
@@ -207,12 +108,21 @@ impl KVStore {
         mask: Option<&Bound<'_, PyAny>>,
         positions: Option<&Bound<'_, PyAny>>,
         q: Option<&Bound<'_, PyAny>>,
+        scale: Option<&Bound<'_, PyAny>>,
+        softcap: Option<&Bound<'_, PyAny>>,
+        sink_logits: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (store, layer, seqs) = (self.live(py)?, self.layer(layer)?, args::sequences(seqs)?);
         let new = NewTokens::import(k, v, mask, positions)?;
-        self.check_statistics_q(layer, &new.k, q)?;
+        let query = q.map(|q| Tensor::new("q", q, 4, Q)).transpose()?;
+        let scoring = Scoring::new(true, scale, softcap, sink_logits)?;
+        let queries = query.as_ref().map(|query| scoring.queries(py, query, None)).transpose()?;
         let tokens = new.tokens(py)?;
-        let warnings = enter(py, || store.append(layer, &seqs, &tokens).map(|()| store.take_warnings()))?;
+        let append = || match &queries {
+            Some(queries) => store.append_with(layer, &seqs, &tokens, queries),
+            None => store.append(layer, &seqs, &tokens),
+        };
+        let warnings = enter(py, || append().map(|()| store.take_warnings()))?;
         warn(py, warnings)
     }
 
@@ -275,6 +185,17 @@ impl KVStore {
         outputs.into_python(q, &query)
     }
 
+    fn begin_prompt(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seqs) = (self.live(py)?, args::sequences(seqs)?);
+        enter(py, || store.begin_prompt(&seqs))
+    }
+
+    fn end_prompt(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seqs) = (self.live(py)?, args::sequences(seqs)?);
+        let warnings = enter(py, || store.end_prompt(&seqs).map(|()| store.take_warnings()))?;
+        warn(py, warnings)
+    }
+
     fn reserve(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let (store, seqs, tokens) = (self.live(py)?, args::sequences(seqs)?, args::count("tokens", tokens)?);
         enter(py, || store.reserve(&seqs, tokens))
@@ -302,6 +223,16 @@ impl KVStore {
         let (store, seq, layer) = (self.live(py)?, args::sequence("seq", seq)?, self.layer(layer)?);
         let head = args::index("head", head, self.layers()[layer].kv_heads)?;
         Buffer::integers(&enter(py, || store.kept_positions(seq, layer, head))?).into_numpy(py)
+    }
+
+    fn selection_report<'py>(
+        &self,
+        py: Python<'py>,
+        seq: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        let heads = enter(py, || store.selection_report(seq))?;
+        heads.iter().map(|head| from_json(py, "HeadSelection", head)).collect()
     }
 
     fn decode<'py>(
@@ -383,37 +314,5 @@ impl KVStore {
         let mib = stats.bytes_total as f64 / (1024.0 * 1024.0);
         let (layers, sequences) = (self.layers().len(), stats.sequences);
         Ok(format!("KVStore({layers} layers, {sequences} sequences, {mib:.1} MiB, device=cpu)"))
-    }
-}
-
-impl Scoring {
-    fn new(
-        causal: bool,
-        scale: Option<&Bound<'_, PyAny>>,
-        softcap: Option<&Bound<'_, PyAny>>,
-        sink_logits: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        Ok(Self {
-            causal,
-            scale: args::number("scale", scale)?,
-            softcap: args::number("softcap", softcap)?,
-            sink_logits: args::sink_logits(sink_logits)?,
-        })
-    }
-
-    fn queries<'a>(
-        &'a self,
-        py: Python<'_>,
-        q: &'a Tensor,
-        mask: Option<&'a [bool]>,
-    ) -> PyResult<Queries<'a>> {
-        Ok(Queries {
-            q: q.view(py, "q")?,
-            causal: self.causal,
-            scale: self.scale,
-            softcap: self.softcap,
-            sink_logits: self.sink_logits.as_deref(),
-            mask,
-        })
     }
 }

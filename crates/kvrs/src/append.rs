@@ -2,12 +2,14 @@
 
 use crate::columns;
 use crate::compile::{LayerPlan, PACKED, RAW};
-use crate::input::Tokens;
-use crate::sequence::{LayerState, Sequence, Want};
+use crate::evict::{Acting, Prompt, observe};
+use crate::input::{Queries, Tokens};
+use crate::reserve::budget_now;
+use crate::sequence::{LayerState, Sequence};
 use crate::store::{KvStore, Types};
 use kvrs_codec::Dtype;
 use kvrs_codec::backend::{Backend, RawRows};
-use kvrs_core::page::{Supply, Table, Zone};
+use kvrs_core::page::{RAW_SLOTS, Supply, Table, Zone};
 use kvrs_core::{Error, Result, SeqId};
 use rayon::prelude::*;
 use std::ops::DerefMut;
@@ -41,6 +43,10 @@ struct Job<'a, C> {
     start: i64,
     table: &'a mut Table<C>,
     supply: &'a mut Supply<C>,
+    /// Whether tokens stay in the window until the prompt ends.
+    held: bool,
+    /// What acts when a group leaves the window.
+    acting: Option<Acting<'a>>,
 }
 
 impl<B: Backend> KvStore<B> {
@@ -48,11 +54,13 @@ impl<B: Backend> KvStore<B> {
     ///
     /// # Errors
     /// Shape, dtype, position, non-finite, sequence and capacity errors name the argument; nothing has changed.
+    /// [`Error::Argument`] naming q if a policy of the layer learns from queries now: [`KvStore::append_with`].
     pub fn append(&self, layer: usize, seqs: &[SeqId], tokens: &Tokens<'_>) -> Result<()> {
         let checked = self.check_tokens(layer, seqs.len(), tokens)?;
         let rows = self.rows(seqs)?;
         let mut rows = rows.write()?;
-        self.prepare(layer, &mut rows, &checked)?;
+        self.prepare(layer, &mut rows, &checked, None)?;
+        observe::take(layer, self.layer(layer)?, &mut rows, &checked, None, None);
         self.commit(layer, &mut rows, &checked)
     }
 
@@ -64,7 +72,8 @@ impl<B: Backend> KvStore<B> {
         let rows = self.rows(seqs)?;
         let mut rows = rows.write()?;
         let targets = rows.iter().map(|s| grown(s.length(), tokens)).collect::<Result<Vec<_>>>()?;
-        self.reserve_to(&mut rows, &targets)
+        let prompts: Vec<Prompt> = rows.iter().map(|s| s.prompt).collect();
+        self.reserve_to(&mut rows, &targets, &prompts)
     }
 
     pub(crate) fn check_tokens<'a>(
@@ -110,6 +119,7 @@ impl<B: Backend> KvStore<B> {
         layer: usize,
         rows: &mut [impl DerefMut<Target = Sequence<B::Chunk>>],
         checked: &Checked<'_>,
+        queries: Option<&Queries<'_>>,
     ) -> Result<()> {
         for (b, sequence) in rows.iter().enumerate() {
             let next = sequence.start.map(|start| start + sequence.layers[layer].length as i64);
@@ -129,55 +139,42 @@ impl<B: Backend> KvStore<B> {
             .zip(&checked.columns)
             .map(|(s, columns)| grown(s.layers[layer].length, columns.len()))
             .collect::<Result<Vec<_>>>()?;
-        self.reserve_to(rows, &targets)?;
+        let all = self.compiled()?;
+        let counts = rows.iter().zip(&checked.columns);
+        let prompts: Vec<Prompt> = counts.map(|(s, columns)| s.next_prompt(all, columns.len())).collect();
+        for (b, sequence) in rows.iter().enumerate() {
+            let row = (b, checked.columns[b].len());
+            self.check_prompt(layer, sequence, prompts[b], row, queries.is_some())?;
+        }
+        self.reserve_to(rows, &targets, &prompts)?;
+        for (sequence, target) in rows.iter_mut().zip(&targets) {
+            self.lend(layer, &all.layers[layer], sequence, *target)?;
+        }
         if *self.types.get_or_init(|| checked.types) != checked.types {
             return Err(Error::dtype("k", checked.types.input.name(), "that of this store's first append"));
         }
         Ok(())
     }
 
-    /// Takes the pages that let every layer of each row grow to its target, all or none.
-    fn reserve_to(
-        &self,
-        rows: &mut [impl DerefMut<Target = Sequence<B::Chunk>>],
-        targets: &[usize],
-    ) -> Result<()> {
-        if rows.iter().zip(targets).all(|(s, target)| *target <= s.target) {
-            return Ok(());
-        }
-        let plan = self.compiled()?;
-        let wants: Vec<_> = rows.iter().zip(targets).map(|(s, t)| s.wants(plan, *t.max(&s.target))).collect();
-        let pages = wants.iter().flatten().flat_map(|want| want.pages);
-        let all: Vec<(u32, usize)> = pages.filter(|(_, n)| *n > 0).collect();
-        if !all.is_empty() {
-            let mut supply = self.arena.reserve("the tokens of this step, in all layers,", &all)?;
-            for (sequence, wants) in rows.iter_mut().zip(wants) {
-                for Want { layer, group, pages } in wants {
-                    sequence.layers[layer].supplies[group].merge(supply.split(&pages));
-                }
-            }
-        }
-        for (sequence, target) in rows.iter_mut().zip(targets) {
-            sequence.target = sequence.target.max(*target);
-        }
-        Ok(())
-    }
-
-    /// Writes and encodes; cannot fail.
+    /// Writes and encodes; fails only where the caller's own scores of a prompt do.
     pub(crate) fn commit(
         &self,
         layer: usize,
         rows: &mut [impl DerefMut<Target = Sequence<B::Chunk>>],
         checked: &Checked<'_>,
     ) -> Result<()> {
-        let plan = self.layer(layer)?;
+        let (all, plan) = (self.compiled()?, self.layer(layer)?);
         let mut jobs = Vec::new();
         for (row, sequence) in rows.iter_mut().enumerate() {
             if checked.columns[row].is_empty() {
                 continue;
             }
             let start = *sequence.start.get_or_insert(checked.positions[row].unwrap_or(0));
-            jobs.extend(sequence.layers[layer].jobs(plan, row, start));
+            let held = sequence.held(plan);
+            let state = &mut sequence.layers[layer];
+            let budget = plan.evict.as_ref().filter(|_| !held).and_then(|e| budget_now(e, all, state));
+            state.evict.budget = state.evict.budget.or(budget);
+            jobs.extend(state.jobs(plan, row, start, held, budget));
         }
         let run = |job: Job<'_, B::Chunk>| self.grow(layer, plan, job, checked);
         if checked.columns.iter().map(Vec::len).sum::<usize>() < SERIAL_TOKENS {
@@ -187,19 +184,24 @@ impl<B: Backend> KvStore<B> {
         }
         for (sequence, columns) in rows.iter_mut().zip(&checked.columns) {
             sequence.grew(layer, plan, columns.len());
+            if !columns.is_empty() {
+                self.end_whole(layer, sequence)?;
+            }
+            sequence.give_back(layer, plan);
         }
         Ok(())
     }
 
     /// Writes one row's tokens into one table, page by page; seals groups and drops pages as they become due.
     fn grow(&self, layer: usize, plan: &LayerPlan, job: Job<'_, B::Chunk>, checked: &Checked<'_>) {
-        let Job { group, row, length, sinks, mut window_first, start, table, supply } = job;
+        let Job { group, row, length, sinks, mut window_first, start, table, supply, held, mut acting } = job;
         let (raw, rule) = (plan.class(group, RAW), plan.rule);
         let rows = RawRows { k: checked.tokens.k, v: checked.tokens.v, row, head: group, columns: &[] };
         let (mut index, mut columns) = (length, &checked.columns[row][..]);
         while !columns.is_empty() {
             // Index behind which a group is sealed, and the end of the run before the next change of any kind.
-            let due = if plan.raw() { usize::MAX } else { window_first + rule.recent + rule.group };
+            let stays = held || rule.stays_raw();
+            let due = if stays { usize::MAX } else { window_first + rule.recent + rule.group };
             let (zone, end) = if index < sinks { (Zone::Sinks, sinks) } else { (Zone::Window, due) };
             let most = columns.len().min(end - index);
             let (page, slots) = table.push_raw_run(zone, index, most, || supply.take(raw.desc.page_bytes));
@@ -208,15 +210,23 @@ impl<B: Backend> KvStore<B> {
             (index, columns) = (index + run.len(), rest);
             if index == due {
                 drop_old(plan, table, supply, index - 1);
-                self.constants.look(self, plan, (layer, group), table, start);
-                self.seal(plan, group, start, table, supply);
+                if plan.target() == PACKED {
+                    self.constants.look(self, plan, (layer, group), (table, 0), start);
+                    self.seal(plan, group, start, table, supply);
+                } else {
+                    (0..rule.group / RAW_SLOTS).for_each(|_| table.seal_raw());
+                }
                 window_first += rule.group;
+                if let Some(acting) = &mut acting {
+                    self.evict_group((layer, group), plan, (table, supply), acting, (start, index));
+                }
             }
             drop_old(plan, table, supply, index);
         }
     }
 
-    fn seal(
+    /// Encodes the oldest group of a table's window.
+    pub(crate) fn seal(
         &self,
         plan: &LayerPlan,
         group: usize,
@@ -228,7 +238,8 @@ impl<B: Backend> KvStore<B> {
         let slots = packed.desc.slots as usize;
         let page = || supply.take(packed.desc.page_bytes);
         let freed = table.seal(PACKED, plan.rule.group, slots, page, |pages, first, page, slot| {
-            self.backend.seal((raw, packed), pages, start + first as i64, page, slot);
+            let positions: Vec<i64> = (start + first as i64..).take(plan.rule.group).collect();
+            self.backend.seal((raw, packed), pages, &positions, page, slot);
         });
         for page in freed {
             supply.put(page);
@@ -238,10 +249,17 @@ impl<B: Backend> KvStore<B> {
 }
 
 impl<C> LayerState<C> {
-    fn jobs(&mut self, plan: &LayerPlan, row: usize, start: i64) -> impl Iterator<Item = Job<'_, C>> {
+    fn jobs(
+        &mut self,
+        plan: &LayerPlan,
+        row: usize,
+        start: i64,
+        held: bool,
+        budget: Option<usize>,
+    ) -> impl Iterator<Item = Job<'_, C>> {
         let (length, window_first) = (self.length, self.origin);
-        let tables = self.tables.iter_mut().zip(&mut self.supplies).enumerate();
-        tables.map(move |(group, (table, supply))| Job {
+        let tables = self.tables.iter_mut().zip(&mut self.supplies).zip(&mut self.evict.heads).enumerate();
+        tables.map(move |(group, ((table, supply), facts))| Job {
             group,
             row,
             length,
@@ -250,20 +268,34 @@ impl<C> LayerState<C> {
             start,
             table,
             supply,
+            held,
+            acting: budget.map(|budget| Acting { budget, facts }),
         })
     }
 }
 
 impl<C> Sequence<C> {
-    /// Book-keeping after a layer grew; what was reserved and not needed goes back.
+    /// Book-keeping after a layer grew.
     fn grew(&mut self, layer: usize, plan: &LayerPlan, tokens: usize) {
-        let target = self.target;
+        let held = self.held(plan);
         let state = &mut self.layers[layer];
         state.length += tokens;
-        state.origin = plan.rule.sealed_end(state.origin, state.length);
+        if !held {
+            state.origin = plan.rule.sealed_end(state.origin, state.length);
+        }
         state.longest = state.longest.max(state.length);
-        if state.length >= target {
-            state.supplies.iter_mut().for_each(|supply| drop(std::mem::take(supply)));
+    }
+
+    /// What was reserved for a layer and not needed goes back.
+    fn give_back(&mut self, layer: usize, plan: &LayerPlan) {
+        let open = matches!(self.prompt, Prompt::Open { .. }) && self.held(plan);
+        let state = &mut self.layers[layer];
+        if state.length >= self.target && !open {
+            state
+                .supplies
+                .iter_mut()
+                .chain([&mut state.kept])
+                .for_each(|supply| drop(std::mem::take(supply)));
         }
     }
 }

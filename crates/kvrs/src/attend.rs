@@ -1,12 +1,14 @@
 //! Attention: over what is stored, and over the call's own tokens first in `extend`.
 
+use crate::append::Checked;
 use crate::columns;
 use crate::compile::LayerPlan;
+use crate::evict::observe::{self, Sums};
 use crate::input::{Queries, Tokens};
 use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::ViewMut;
-use kvrs_codec::backend::{AttendCall, AttendRow, Backend};
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend, Received, Results};
 use kvrs_core::{Error, Result, SeqId};
 use std::ops::Deref;
 
@@ -45,7 +47,8 @@ impl<B: Backend> KvStore<B> {
         let first = |length: usize, queries: usize| length.saturating_sub(queries);
         let call =
             AttendCall { rows: attend_rows(layer, &rows, columns, first), ..call(plan, queries, None) };
-        self.backend.attend(&call, out, lse);
+        self.backend
+            .attend(&call, Results { out, lse, received: None, value_tiles: Some(&self.value_tiles) });
         Ok(())
     }
 
@@ -65,27 +68,78 @@ impl<B: Backend> KvStore<B> {
     ) -> Result<()> {
         let plan = self.layer(layer)?;
         queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
-        if queries.q.shape()[2] != tokens.k.shape()[2] {
-            let allowed = format!("as many queries as k has tokens: {}", tokens.k.shape()[2]);
-            return Err(Error::shape("q", format!("{:?}", queries.q.shape()), allowed));
-        }
-        if queries.mask.is_some() || !queries.causal {
-            return Err(Error::argument(
-                "queries",
-                "masked or not causal",
-                "causal queries; the mask is the tokens'",
-            ));
-        }
+        check_own(queries, tokens)?;
         let checked = self.check_tokens(layer, seqs.len(), tokens)?;
         let rows = self.rows(seqs)?;
         let mut rows = rows.write()?;
-        self.prepare(layer, &mut rows, &checked)?;
-        let own = Some((tokens.k, tokens.v));
-        let past = attend_rows(layer, &rows, checked.columns.clone(), |length, _| length);
-        let call = AttendCall { rows: past, ..call(self.layer(layer)?, queries, own) };
-        self.backend.attend(&call, out, lse);
+        self.prepare(layer, &mut rows, &checked, Some(queries))?;
+        let plan = self.layer(layer)?;
+        let mut sums = observe::start(layer, plan, &rows, &checked);
+        let call = own_call(layer, plan, &rows, &checked, queries);
+        let received = sums.as_mut().map(Sums::received);
+        self.backend.attend(&call, Results { out, lse, received, value_tiles: Some(&self.value_tiles) });
+        observe::take(layer, plan, &mut rows, &checked, Some(queries), sums);
         self.commit(layer, &mut rows, &checked)
     }
+
+    /// Appends tokens together with their queries, which policies that read attention learn from.
+    ///
+    /// # Errors
+    /// As [`KvStore::extend`]; nothing has changed.
+    pub fn append_with(
+        &self,
+        layer: usize,
+        seqs: &[SeqId],
+        tokens: &Tokens<'_>,
+        queries: &Queries<'_>,
+    ) -> Result<()> {
+        let plan = self.layer(layer)?;
+        queries.check_alone(&plan.codec.shape, seqs.len())?;
+        check_own(queries, tokens)?;
+        let checked = self.check_tokens(layer, seqs.len(), tokens)?;
+        let rows = self.rows(seqs)?;
+        let mut rows = rows.write()?;
+        self.prepare(layer, &mut rows, &checked, Some(queries))?;
+        let plan = self.layer(layer)?;
+        let mut sums = observe::start(layer, plan, &rows, &checked);
+        if let Some(sums) = &mut sums {
+            self.attend_unseen(&own_call(layer, plan, &rows, &checked, queries), Some(sums.received()));
+        }
+        observe::take(layer, plan, &mut rows, &checked, Some(queries), sums);
+        self.commit(layer, &mut rows, &checked)
+    }
+}
+
+impl Sums {
+    fn received(&mut self) -> Received<'_> {
+        Received { reduce: self.attention.reduce, fold: self.attention.fold, sums: &mut self.sums }
+    }
+}
+
+/// Checks that queries belong to the call's own tokens.
+fn check_own(queries: &Queries<'_>, tokens: &Tokens<'_>) -> Result<()> {
+    if queries.q.shape()[2] != tokens.k.shape()[2] {
+        let allowed = format!("as many queries as k has tokens: {}", tokens.k.shape()[2]);
+        return Err(Error::shape("q", format!("{:?}", queries.q.shape()), allowed));
+    }
+    if queries.mask.is_some() || !queries.causal {
+        let allowed = "causal queries; the mask is the tokens'";
+        return Err(Error::argument("queries", "masked or not causal", allowed));
+    }
+    Ok(())
+}
+
+/// Attention over the stored past and the call's own tokens.
+fn own_call<'a, C>(
+    layer: usize,
+    plan: &'a LayerPlan,
+    rows: &'a [impl Deref<Target = Sequence<C>>],
+    checked: &Checked<'a>,
+    queries: &Queries<'a>,
+) -> AttendCall<'a, C> {
+    let own = Some((checked.tokens.k, checked.tokens.v));
+    let past = attend_rows(layer, rows, checked.columns.clone(), |length, _| length);
+    AttendCall { rows: past, ..call(plan, queries, own) }
 }
 
 fn call<'a, C>(
@@ -102,6 +156,7 @@ fn call<'a, C>(
         scale: queries.scale(&plan.codec.shape),
         softcap: queries.softcap,
         sink_logits: queries.sink_logits,
+        top_k: plan.top_k,
     }
 }
 

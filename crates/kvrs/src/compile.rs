@@ -1,6 +1,8 @@
 //! A plan's layers with their page layouts, constants and window rules.
 
+use crate::evict::LayerEvict;
 use crate::plan::PlanSpec;
+use crate::top_k::AttendSpec;
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant::{self, ConstantCache, SideContext};
 use kvrs_codec::{Dtype, HeadCodec, PageDesc, Path, Side, SideDesc};
@@ -23,6 +25,9 @@ pub(crate) struct LayerPlan {
     pub(crate) rule: WindowRule,
     /// Why the layer stays raw although a codec was asked for.
     pub(crate) note: Option<String>,
+    pub(crate) evict: Option<LayerEvict>,
+    /// Scores that a query keeps; `None`: all.
+    pub(crate) top_k: Option<usize>,
 }
 
 /// All layers, for one 16-bit window type.
@@ -53,6 +58,10 @@ pub struct LayerReport {
     pub raw: bool,
     /// Why, where a codec was asked for.
     pub note: Option<String>,
+    /// The policy that evicts.
+    pub evict: Option<&'static str>,
+    /// When it acts; what comes after the last time stays.
+    pub evicts: Option<&'static str>,
 }
 
 impl Compiled {
@@ -66,26 +75,34 @@ impl Compiled {
             class.desc.group = group;
             class.desc.validate()?;
         }
-        let layers = codecs.into_iter().map(|c| LayerPlan::new(spec, c, group as usize));
+        let layers = codecs.into_iter().enumerate();
+        let layers = layers.map(|(i, c)| LayerPlan::new(spec, c, group as usize, LayerEvict::of(spec, i)));
         Ok(Self { layers: layers.collect(), constant_bytes: cache.bytes() })
     }
 }
 
 impl LayerPlan {
-    fn new(spec: &PlanSpec, codec: LayerCodec, group: usize) -> Self {
+    fn new(spec: &PlanSpec, codec: LayerCodec, group: usize, evict: Option<LayerEvict>) -> Self {
         let sliding = codec.shape.sliding;
-        let seals = codec.classes[0].len() > 1;
+        let packed = codec.classes[0].len() > 1;
+        let seals = packed || evict.as_ref().is_some_and(LayerEvict::acts_later);
         let rule = WindowRule { sinks: spec.sinks, recent: spec.recent, group, sliding, seals };
         let note = (seals && rule.stays_raw()).then(|| {
             let least = spec.recent + group;
             format!("stays 16-bit: its sliding window is not above recent + group = {least} tokens")
         });
-        Self { codec, rule, note }
+        let top_k = spec.attend.as_ref().map(AttendSpec::top_k);
+        Self { codec, rule, note, evict, top_k }
     }
 
     /// Whether every token of the layer stays 16-bit.
     pub(crate) fn raw(&self) -> bool {
-        self.rule.stays_raw()
+        self.rule.stays_raw() || self.target() == RAW
+    }
+
+    /// Class of the pages that tokens go to when they leave the window.
+    pub(crate) fn target(&self) -> u8 {
+        if self.codec.classes[0].len() > 1 { PACKED } else { RAW }
     }
 
     /// Codec of a head group and class.
@@ -120,6 +137,8 @@ impl LayerPlan {
             sliding: self.rule.sliding,
             raw: self.raw(),
             note: self.note.clone(),
+            evict: self.evict.as_ref().map(|evict| evict.policy.name()),
+            evicts: self.evict.as_ref().map(LayerEvict::moment),
         }
     }
 }

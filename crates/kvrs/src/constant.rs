@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Tokens that are looked at.
-const TOKENS: usize = 128;
+pub(crate) const TOKENS: usize = 128;
 /// Share of the energy in a constant above which a warning is given.
 const SHARE: f64 = 0.9;
 
@@ -46,13 +46,13 @@ impl ConstantWatch {
         Self { heads, waiting }
     }
 
-    /// Looks at the oldest group of a table's window, which is about to be sealed.
+    /// Looks at a group of a table's window, counted from the oldest, which is about to be sealed.
     pub(crate) fn look<B: Backend>(
         &self,
         store: &KvStore<B>,
         plan: &LayerPlan,
         (layer, head): (usize, usize),
-        table: &Table<B::Chunk>,
+        (table, group): (&Table<B::Chunk>, usize),
         start: i64,
     ) {
         if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -66,7 +66,7 @@ impl ConstantWatch {
         let back = shape.rope.as_ref().and_then(|rope| Phasors::new(rope, shape.key_dim).ok());
         let (mut k, mut v) = (vec![0.0; shape.key_dim], vec![0.0; shape.value_dim]);
         let pages = plan.rule.group / kvrs_core::page::RAW_SLOTS;
-        for entry in table.window().iter().take(pages) {
+        for entry in table.window().iter().skip(group * pages).take(pages) {
             for (slot, index) in entry.live_slots() {
                 store.backend.decode_slot(plan.class(head, RAW), entry, start, slot, 0, (&mut k, &mut v));
                 if let Some(back) = &back {

@@ -136,7 +136,7 @@ impl Queries<'_> {
         out: &ViewMut<'_>,
         lse: Option<usize>,
     ) -> Result<()> {
-        check_shape("q", self.q.shape(), rows, layer.query_heads, layer.key_dim)?;
+        self.check_alone(layer, rows)?;
         let columns = self.q.shape()[2];
         let expected = [rows, layer.query_heads, columns, layer.value_dim];
         if out.shape() != expected {
@@ -145,8 +145,14 @@ impl Queries<'_> {
         if let Some(len) = lse.filter(|len| *len != rows * layer.query_heads * columns) {
             return Err(Error::shape("lse", len, rows * layer.query_heads * columns));
         }
+        Ok(())
+    }
+
+    /// The checks that need no output.
+    pub(crate) fn check_alone(&self, layer: &LayerShape, rows: usize) -> Result<()> {
+        check_shape("q", self.q.shape(), rows, layer.query_heads, layer.key_dim)?;
         if let Some(mask) = self.mask {
-            check_len("mask", mask.len(), rows, columns)?;
+            check_len("mask", mask.len(), rows, self.q.shape()[2])?;
         }
         self.check_numbers(layer)
     }

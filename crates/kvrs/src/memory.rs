@@ -4,7 +4,7 @@ use crate::compile::{LayerPlan, PACKED, RAW, tile_code_bytes, token_raw_bytes, t
 use crate::plan::Plan;
 use crate::stats::{bits_per_element, visible_elements};
 use kvrs_codec::Dtype;
-use kvrs_core::page::{ENTRY_BYTES, RAW_SLOTS, footprint};
+use kvrs_core::page::{ENTRY_BYTES, PACKED_SLOTS, RAW_SLOTS, footprint};
 use kvrs_core::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -54,7 +54,8 @@ impl Memory {
         let mut memory = Self { bytes_constants: compiled.constant_bytes, ..Self::default() };
         let (mut pages, mut elements) = (BTreeMap::new(), 0);
         for layer in &compiled.layers {
-            memory.add(layer, tokens, batch as u64, &mut pages);
+            let kept = layer.evict.as_ref().map(|evict| evict.kept(&compiled.layers, tokens)).transpose()?;
+            memory.add(layer, &HeadCount::kept(layer, tokens, kept), batch as u64, &mut pages);
             elements += visible_elements(layer, tokens) * batch as u64;
         }
         let owned: u64 = pages.values().sum();
@@ -71,21 +72,56 @@ impl Memory {
         Ok(memory)
     }
 
-    fn add(&mut self, layer: &LayerPlan, tokens: usize, batch: u64, pages: &mut BTreeMap<u32, u64>) {
-        let count = HeadCount::of(layer, tokens);
+    fn add(&mut self, layer: &LayerPlan, count: &HeadCount, batch: u64, pages: &mut BTreeMap<u32, u64>) {
         let heads = layer.codec.shape.kv_heads as u64 * batch;
         self.bytes_window += heads * count.raw_tokens * token_raw_bytes(&layer.codec.shape);
         *pages.entry(layer.page_bytes(RAW)).or_default() += heads * count.raw_pages;
         if count.packed_pages > 0 {
             let desc = &layer.class(0, PACKED).desc;
-            self.bytes_codes += heads * count.packed_tokens / 16 * tile_code_bytes(desc);
+            self.bytes_codes += heads * count.packed_tokens.div_ceil(16) * tile_code_bytes(desc);
             self.bytes_scales += heads * count.packed_tokens * token_scale_bytes(desc);
             *pages.entry(desc.page_bytes).or_default() += heads * count.packed_pages;
         }
     }
 }
 
+/// Bytes of a page's token indices once its tokens are gathered.
+const GATHERED_BYTES: u64 = 4 * PACKED_SLOTS as u64;
+
+/// Bytes of the pages and tables of a sequence of `length` tokens whose evicting layers keep `kept` tokens in each head.
+pub(crate) fn sequence_bytes(layers: &[LayerPlan], length: usize, kept: usize) -> u64 {
+    let mut pages = BTreeMap::new();
+    let mut memory = Memory::default();
+    for layer in layers {
+        let count = match &layer.evict {
+            Some(_) => HeadCount::kept(layer, usize::MAX, Some(kept)),
+            None => HeadCount::of(layer, length),
+        };
+        memory.add(layer, &count, 1, &mut pages);
+    }
+    let owned: u64 = pages.values().sum();
+    let rows: u64 = pages.iter().map(|(bytes, count)| u64::from(*bytes) * count).sum();
+    rows + owned * (ENTRY_BYTES + GATHERED_BYTES)
+}
+
 impl HeadCount {
+    /// After a prompt of `tokens` tokens of which a policy keeps `kept`.
+    fn kept(layer: &LayerPlan, tokens: usize, kept: Option<usize>) -> Self {
+        let Some(kept) = kept.filter(|kept| *kept < tokens) else { return Self::of(layer, tokens) };
+        let (sinks, pages) =
+            (layer.rule.sinks.min(kept), |tokens: usize, slots| tokens.div_ceil(slots) as u64);
+        let window = layer.rule.recent.min(kept - sinks);
+        let moved = kept - sinks - window;
+        let raw = layer.target() == RAW;
+        let gathered = if raw { (pages(moved, RAW_SLOTS), 0) } else { (0, pages(moved, PACKED_SLOTS)) };
+        Self {
+            raw_tokens: (sinks + window + if raw { moved } else { 0 }) as u64,
+            raw_pages: pages(sinks, RAW_SLOTS) + pages(window, RAW_SLOTS) + gathered.0,
+            packed_tokens: if raw { 0 } else { moved as u64 },
+            packed_pages: gathered.1,
+        }
+    }
+
     fn of(layer: &LayerPlan, tokens: usize) -> Self {
         let rule = &layer.rule;
         let sinks = rule.sinks.min(tokens);
@@ -99,7 +135,16 @@ impl HeadCount {
         let (sink_tokens, sink_pages) =
             if gone >= sinks && sinks > 0 && gone > 0 { (0, 0) } else { zone(0, sinks, RAW_SLOTS) };
         let (window_tokens, window_pages) = zone(sealed, tokens, RAW_SLOTS);
-        let (packed_tokens, packed_pages) = zone(sinks, sealed, 64);
+        let (packed_tokens, packed_pages) = zone(sinks, sealed, PACKED_SLOTS);
+        if layer.target() == RAW {
+            let (raw_tokens, raw_pages) = zone(sinks, sealed, RAW_SLOTS);
+            return Self {
+                raw_tokens: sink_tokens + raw_tokens + window_tokens,
+                raw_pages: sink_pages + raw_pages + window_pages,
+                packed_tokens: 0,
+                packed_pages: 0,
+            };
+        }
         Self {
             raw_tokens: sink_tokens + window_tokens,
             raw_pages: sink_pages + window_pages,

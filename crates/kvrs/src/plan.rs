@@ -1,10 +1,13 @@
 //! What to keep and how: the validated, immutable settings of a store.
 
 use crate::compile::{Compiled, LayerReport};
+use crate::evict::plan as evict;
 use crate::memory::Memory;
+use crate::top_k::{self, AttendSpec};
 use crate::{hash, plan_file};
 use kvrs_codec::Dtype;
 use kvrs_codec::quant::CodecSpec;
+use kvrs_core::policy::PolicySpec;
 use kvrs_core::{Error, ModelShape, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -38,6 +41,15 @@ pub struct PlanSpec {
     /// Seed of the rotations.
     #[serde(default)]
     pub seed: u64,
+    /// Policy of each layer that evicts tokens; empty: none evicts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evict: Vec<Option<PolicySpec>>,
+    /// Most tokens of an open prompt that wait, uncompressed, for a policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_budget: Option<usize>,
+    /// Another attention than over all kept tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attend: Option<AttendSpec>,
     /// Name of the model, for people.
     #[serde(default)]
     pub name: Option<String>,
@@ -70,6 +82,9 @@ impl PlanSpec {
             recent: default_recent(),
             window_dtype: None,
             seed: 0,
+            evict: Vec::new(),
+            prompt_budget: None,
+            attend: None,
             name: None,
             key_offset: None,
             value_offset: None,
@@ -98,6 +113,8 @@ impl PlanSpec {
             }
         }
         self.window()?;
+        evict::validate(self)?;
+        top_k::validate(self)?;
         self.validate_offset("key_offset", self.key_offset.as_ref(), |l| l.kv_heads * l.key_dim)?;
         self.validate_offset("value_offset", self.value_offset.as_ref(), |l| l.kv_heads * l.value_dim)
     }
@@ -148,9 +165,13 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Plan`] naming the field, its value and what is allowed.
-    pub fn new(spec: PlanSpec) -> Result<Self> {
+    pub fn new(mut spec: PlanSpec) -> Result<Self> {
         spec.validate()?;
+        if spec.evict.iter().all(Option::is_none) {
+            spec.evict.clear();
+        }
         let f16 = Compiled::new(&spec, Dtype::F16)?;
+        evict::validate_bytes(&f16)?;
         let hash = hash::of_spec(&spec);
         Ok(Self(Arc::new(Inner { spec, f16, bf16: OnceLock::new(), hash })))
     }

@@ -1,9 +1,9 @@
 //! What the store knows of one sequence.
 
-use crate::compile::{Compiled, LayerPlan, PACKED, RAW};
-use kvrs_core::LayerShape;
+use crate::compile::LayerPlan;
+use crate::evict::{EvictState, LayerEvict, Prompt};
 use kvrs_core::page::{Supply, Table};
-use kvrs_core::window::Holding;
+use kvrs_core::{Error, LayerShape, Result, SeqId};
 
 /// One layer of a sequence.
 #[derive(Debug)]
@@ -18,13 +18,27 @@ pub(crate) struct LayerState<C> {
     pub(crate) tables: Vec<Table<C>>,
     /// Pages reserved for tokens to come, one supply per table.
     pub(crate) supplies: Vec<Supply<C>>,
+    /// Pages for what stays of an open prompt, for all tables together.
+    pub(crate) kept: Supply<C>,
+    /// What a policy knows and did.
+    pub(crate) evict: EvictState,
 }
 
-/// Pages that a table lacks.
+/// What pages are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// What stays of a layer's prompt.
+    Kept(usize),
+    /// The tokens of a layer and head group.
+    Head(usize, usize),
+    /// The raw tokens of a whole prompt, in one layer after the other.
+    Shared,
+}
+
+/// Pages that are lacking.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Want {
-    pub(crate) layer: usize,
-    pub(crate) group: usize,
+    pub(crate) place: Place,
     /// `(page bytes, count)`, raw and packed.
     pub(crate) pages: [(u32, usize); 2],
 }
@@ -37,12 +51,15 @@ pub(crate) struct Sequence<C> {
     pub(crate) layers: Vec<LayerState<C>>,
     /// Length up to which every layer has its pages.
     pub(crate) target: usize,
+    pub(crate) prompt: Prompt,
+    /// Raw pages that the layers of a whole prompt use one after the other.
+    pub(crate) shared: Supply<C>,
 }
 
 impl<C> Sequence<C> {
     pub(crate) fn new(shapes: &[LayerShape], sinks: usize) -> Self {
         let layers = shapes.iter().map(|shape| LayerState::new(shape.kv_heads, sinks)).collect();
-        Self { start: None, layers, target: 0 }
+        Self { start: None, layers, target: 0, prompt: Prompt::Closed, shared: Supply::default() }
     }
 
     /// Tokens that every layer has.
@@ -59,17 +76,31 @@ impl<C> Sequence<C> {
         self.start.unwrap_or(0)
     }
 
-    /// Pages that are missing so that every layer can grow to `target`.
-    pub(crate) fn wants(&self, plan: &Compiled, target: usize) -> Vec<Want> {
-        let layers = self.layers.iter().zip(&plan.layers).enumerate();
-        let groups = layers.flat_map(|(i, (state, plan))| {
-            (0..state.tables.len()).map(move |group| Want {
-                layer: i,
-                group,
-                pages: state.wants(plan, group, target),
-            })
-        });
-        groups.filter(|want| want.pages.iter().any(|(_, n)| *n > 0)).collect()
+    /// Whether tokens of a layer stay raw because its policy waits for the end of the prompt.
+    pub(crate) fn held(&self, plan: &LayerPlan) -> bool {
+        self.prompt != Prompt::Closed && plan.evict.as_ref().is_some_and(LayerEvict::holds)
+    }
+
+    /// Gives back what was reserved and not used.
+    pub(crate) fn release(&mut self) {
+        for state in &mut self.layers {
+            state.supplies.iter_mut().chain([&mut state.kept]).for_each(|supply| *supply = Supply::default());
+        }
+        self.shared = Supply::default();
+        self.target = self.length();
+    }
+
+    /// Checks that all layers have the same tokens.
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] naming the sequence.
+    pub(crate) fn check_even(&self, id: SeqId) -> Result<()> {
+        let (least, most) = (self.length(), self.layers.iter().map(|l| l.length).max().unwrap_or(0));
+        if least == most {
+            return Ok(());
+        }
+        let got = format!("{id}, whose layers have {least} to {most} tokens");
+        Err(Error::sequence("seqs", got, "sequences between two steps"))
     }
 }
 
@@ -81,19 +112,8 @@ impl<C> LayerState<C> {
             longest: 0,
             tables: (0..groups).map(|_| Table::default()).collect(),
             supplies: (0..groups).map(|_| Supply::default()).collect(),
+            kept: Supply::default(),
+            evict: EvictState::new(groups),
         }
-    }
-
-    fn wants(&self, plan: &LayerPlan, group: usize, target: usize) -> [(u32, usize); 2] {
-        if target <= self.length {
-            return [(0, 0); 2];
-        }
-        let need = plan.rule.need(&Holding::of(&self.tables[group], self.length, self.origin), target);
-        let supply = &self.supplies[group];
-        let missing = |class: u8, pages: usize| {
-            let bytes = plan.page_bytes(class);
-            (bytes, if pages == 0 { 0 } else { pages.saturating_sub(supply.count(bytes)) })
-        };
-        [missing(RAW, need.raw_pages), missing(PACKED, need.packed_pages)]
     }
 }

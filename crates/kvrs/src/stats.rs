@@ -1,6 +1,7 @@
 //! What a store holds, counted to the byte.
 
 use crate::compile::{LayerPlan, PACKED, RAW, tile_code_bytes, token_raw_bytes, token_scale_bytes};
+use crate::evict::report::{self, PolicyStats};
 use crate::locks::broken;
 use crate::sequence::LayerState;
 use crate::store::KvStore;
@@ -9,6 +10,7 @@ use kvrs_codec::desc::TILE;
 use kvrs_core::Result;
 use kvrs_core::page::{ENTRY_BYTES, Table};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// One layer over all sequences.
@@ -66,6 +68,12 @@ pub struct Stats {
     pub tokens_encoded: u64,
     /// Policies that wait for the end of a prompt.
     pub waiting: Vec<String>,
+    /// Tiles of 16 values per head that queries with top-k attention could have read.
+    pub value_tiles_seen: u64,
+    /// Tiles of these that were read.
+    pub value_tiles_read: u64,
+    /// What each policy did, by name.
+    pub policies: Vec<PolicyStats>,
     /// `dot`, `tile` or `raw`: the slowest path of any layer.
     pub path: &'static str,
     /// Whether memory lies on huge pages.
@@ -84,23 +92,30 @@ impl<B: Backend> KvStore<B> {
     pub fn stats(&self) -> Result<Stats> {
         let plan = self.compiled()?;
         let mut layers: Vec<LayerStats> = plan.layers.iter().map(LayerStats::new).collect();
-        let (mut logical, mut elements, mut gathered) = (0, 0, 0);
+        let (mut logical, mut elements, mut gathered, mut statistics) = (0, 0, 0, 0);
+        let mut policies = BTreeMap::new();
         let map = self.sequences.read().map_err(broken)?;
         for sequence in map.values() {
             let sequence = sequence.read().map_err(broken)?;
             logical += sequence.length() as u64;
+            report::add(plan, &sequence, &mut policies);
             for ((state, plan), stats) in sequence.layers.iter().zip(&plan.layers).zip(&mut layers) {
                 stats.add(plan, state);
                 elements += visible_elements(plan, state.length);
+                statistics += state.evict.bytes();
                 gathered += state.tables.iter().map(gathered_bytes).sum::<u64>();
             }
         }
         let sequences = map.len();
         drop(map);
         let mut stats = Stats { tokens_logical: logical, sequences, ..Stats::sum(layers) };
+        stats.bytes_statistics = statistics;
+        stats.policies = policies.into_values().collect();
+        stats.waiting = report::waiting(&stats.policies);
         stats.add_memory(&self.arena.stats(), gathered);
         stats.bytes_constants = plan.constant_bytes;
         stats.tokens_encoded = self.encoded.load(Ordering::Relaxed);
+        [stats.value_tiles_seen, stats.value_tiles_read] = self.value_tiles.get();
         stats.huge_pages = self.backend.huge_pages();
         stats.bits_per_element = bits_per_element(stats.bytes_total, elements);
         Ok(stats)
@@ -162,8 +177,9 @@ impl Stats {
 
     fn add_memory(&mut self, arena: &kvrs_core::page::ArenaStats, gathered: u64) {
         self.bytes_tables = arena.table_bytes + gathered;
-        self.bytes_total = arena.chunk_bytes + self.bytes_tables;
-        let used = self.bytes_codes + self.bytes_scales + self.bytes_window + self.bytes_tables;
+        self.bytes_total = arena.chunk_bytes + self.bytes_tables + self.bytes_statistics;
+        let rows = self.bytes_codes + self.bytes_scales + self.bytes_window;
+        let used = rows + self.bytes_tables + self.bytes_statistics;
         self.bytes_slack = self.bytes_total.saturating_sub(used);
         self.bytes_capacity = arena.capacity;
         self.pages_total = arena.pages_total;

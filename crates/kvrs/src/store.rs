@@ -2,11 +2,12 @@
 
 use crate::compile::{Compiled, LayerPlan};
 use crate::constant::ConstantWatch;
+use crate::evict::Score;
 use crate::locks::{Shared, broken, unknown};
 use crate::plan::Plan;
 use crate::sequence::Sequence;
 use kvrs_codec::Dtype;
-use kvrs_codec::backend::Backend;
+use kvrs_codec::backend::{Backend, ValueTiles};
 use kvrs_core::page::Arena;
 use kvrs_core::{Error, Result, SeqId};
 use kvrs_cpu::Cpu;
@@ -33,6 +34,8 @@ pub struct KvStore<B: Backend = Cpu> {
     pub(crate) encoded: AtomicU64,
     pub(crate) constants: ConstantWatch,
     pub(crate) warnings: Mutex<Vec<String>>,
+    pub(crate) score: Score,
+    pub(crate) value_tiles: ValueTiles,
 }
 
 impl<B: Backend> KvStore<B> {
@@ -54,6 +57,8 @@ impl<B: Backend> KvStore<B> {
             encoded: AtomicU64::new(0),
             constants,
             warnings: Mutex::default(),
+            score: Score::default(),
+            value_tiles: ValueTiles::default(),
         })
     }
 
@@ -120,6 +125,10 @@ impl<B: Backend> KvStore<B> {
         for sequence in map.values() {
             let sequence = sequence.read().map_err(broken)?;
             sequence.tables().try_for_each(kvrs_core::page::Table::check)?;
+            let facts = sequence.layers.iter().flat_map(|layer| layer.evict.heads.iter().zip(&layer.tables));
+            if facts.into_iter().any(|(facts, table)| !facts.fits(table.kept())) {
+                return Err(Error::Internal("statistics of tokens that have gone".into()));
+            }
         }
         drop(map);
         self.arena.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,11 @@ def exact_cache(model: Any) -> Iterator[Any]:
     from transformers import DynamicCache
 
     yield DynamicCache(config=model.config)
+
+
+def prompt(cache: Any) -> AbstractContextManager[None]:
+    """Frame the calls that bring one prompt, for a cache that wants to know."""
+    return cache.prompt() if hasattr(cache, "prompt") else nullcontext()
 
 
 @contextmanager
@@ -97,7 +102,7 @@ class Decoded:
 def decode(
     model: Any,
     cache: Any,
-    prompt: Sequence[int],
+    ids: Sequence[int],
     *,
     tokens: int,
     chunk: int,
@@ -110,8 +115,8 @@ def decode(
     ----------
     model, cache
         As for `feed`.
-    prompt : sequence of int
-        One row of tokens.
+    ids : sequence of int
+        The prompt, one row of tokens.
     tokens : int
         How many to write at most.
     chunk : int
@@ -122,12 +127,38 @@ def decode(
         Told the number of tokens done after each call.
     """
     begin = time.perf_counter()
-    if not prompt:
+    if not ids:
         raise ValueError("prompt has 0 tokens; allowed: 1 or more")
-    *_, last = feed(model, cache, prompt, chunk=chunk, advance=advance)
-    ids = [int(last[-1].argmax())]
+    with prompt(cache):
+        *_, last = feed(model, cache, ids, chunk=chunk, advance=advance)
+    first = int(last[-1].argmax())
     prefilled = time.perf_counter()
-    while len(ids) < tokens and not stop(ids):
-        (last,) = feed(model, cache, ids[-1:], chunk=1, advance=advance)
-        ids.append(int(last[-1].argmax()))
-    return Decoded(ids, prefilled - begin, time.perf_counter() - prefilled)
+    written = greedy(model, cache, first, tokens=tokens, stop=stop, advance=advance)
+    return Decoded(written, prefilled - begin, time.perf_counter() - prefilled)
+
+
+def greedy(
+    model: Any,
+    cache: Any,
+    first: int,
+    *,
+    tokens: int,
+    stop: Callable[[list[int]], bool] = lambda _ids: False,
+    advance: Callable[[int], None] = no_progress,
+) -> list[int]:
+    """Return the tokens that a model writes greedily behind what a cache holds, from a first one on.
+
+    Parameters
+    ----------
+    model, cache
+        As for `feed`.
+    first : int
+        The token that the prompt is answered with.
+    tokens, stop, advance
+        As for `decode`.
+    """
+    written = [first]
+    while len(written) < tokens and not stop(written):
+        (last,) = feed(model, cache, written[-1:], chunk=1, advance=advance)
+        written.append(int(last[-1].argmax()))
+    return written

@@ -90,14 +90,20 @@ def answer(
     advance: Callable[[int], None] = no_progress,
 ) -> tuple[str, Decoded]:
     """Return a model's greedy answer as text, and how it went; it stops after five digits."""
+    stop = stop_rule(model, tokenizer)
+    done = decode(model, cache, ids, tokens=tokens, chunk=PREFILL_CHUNK, stop=stop, advance=advance)
+    return tokenizer.decode(done.ids), done
+
+
+def stop_rule(model: Any, tokenizer: Any) -> Callable[[list[int]], bool]:
+    """Return whether written tokens are enough of an answer: five digits, or the end of the text."""
     ends = {tokenizer.eos_token_id, *_as_list(model.generation_config.eos_token_id)}
 
     def enough(written: list[int]) -> bool:
         digits = sum(character.isdigit() for character in tokenizer.decode(written))
         return written[-1] in ends or digits >= len("12345")
 
-    done = decode(model, cache, ids, tokens=tokens, chunk=PREFILL_CHUNK, stop=enough, advance=advance)
-    return tokenizer.decode(done.ids), done
+    return enough
 
 
 def is_found(number: int, text: str) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from kvrs.eval.forward import exact_cache, feed, kvrs_cache, no_progress
 from kvrs.eval.results import Record, digest, exact_bytes, store_bytes, versions
+from kvrs.policies import acts_after_prompt, base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,6 +118,7 @@ def evaluate(
         ``exact`` and ``kvrs`` with ``perplexity``, ``bytes`` and ``seconds`` by text; ``ratio``; ``plan``,
         ``model``, ``tokens`` and ``versions``.
     """
+    _check_policies(plan)
     sides: dict[str, dict[str, Any]] = {"exact": {}, "kvrs": {}}
     for name, ids in documents.items():
         for side, side_plan in (("exact", None), ("kvrs", plan)):
@@ -142,6 +144,20 @@ def evaluate(
         "plan": {"hash": plan.hash},
         "versions": versions(),
     }
+
+
+def _check_policies(plan: kvrs.Plan) -> None:
+    """Refuse policies that need to know the end of a prompt: the text goes through without one."""
+    for layer, policy in enumerate(plan.evict):
+        if policy is None:
+            continue
+        budget = getattr(base(policy), "budget", None)
+        if not acts_after_prompt(policy) or isinstance(budget, float):
+            raise ValueError(
+                f"evict[{layer}] is {policy!r}, which chooses at the end of a prompt, and here is none; "
+                "allowed: policies that also act later, as StreamingLLM and H2O, with a budget in tokens or "
+                "bytes; `kvrs.eval policies` compares all"
+            )
 
 
 def _by_field(side: dict[str, dict[str, Any]]) -> dict[str, Any]:

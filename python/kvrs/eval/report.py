@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
+WIDTH = 120
+"""Characters of a table that goes to a file."""
+POLICY_MEASURES = ("ratio", "hits", "recall", "overlap", "mass", "key", "rows", "MiB")
+"""Behind the perplexities: their mean ratio to the full cache's; hit rate; recall of and overlap with the
+best set of the same size; share of later attention that was kept; passkeys found; bytes of rows to the full
+cache's; the store."""
 
 
 @contextmanager
@@ -41,8 +48,16 @@ def progress(label: str, tokens: int, *, quiet: bool = False) -> Iterator[Callab
 
 def show(result: dict[str, Any], console: Console | None = None) -> None:
     """Print the table of one evaluation's result."""
-    tables = {"perplexity": _perplexity, "passkey": _passkey, "generation": _generation}
-    (console or Console()).print(tables[result["task"]](result))
+    tables = {
+        "perplexity": _perplexity,
+        "passkey": _passkey,
+        "generation": _generation,
+        "policies": _policies,
+    }
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(tables[result["task"]](result))
 
 
 def mib(count: int) -> str:
@@ -112,6 +127,34 @@ def _generation(result: dict[str, Any]) -> Table:
             f"{batch['largest_logit']:.1f}",
         )
     return table
+
+
+def _policies(result: dict[str, Any]) -> Table:
+    texts = list(result["texts"])
+    budget = next(
+        (row["spec"].rpartition(":")[2].removeprefix("budget=") for row in result["rows"] if row["spec"]), ""
+    )
+    title = f"policies, {result['model']}, {budget} of prompts of {result['prompt']} tokens"
+    table = _table(title, result)
+    for heading in ("policy", *(Path(text).name for text in texts), *POLICY_MEASURES):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for row in result["rows"]:
+        table.add_row(row["policy"], *policy_cells(row, texts))
+    return table
+
+
+def policy_cells(row: dict[str, Any], texts: list[str]) -> list[str]:
+    """Return what a row of the table of policies says, behind its name."""
+    key = row["passkey"]
+    return [
+        *(f"{row['perplexity'][text]:.3f}" for text in texts),
+        f"{row['mean_ratio']:.4f}",
+        *("" if row[field] is None else f"{row[field]:.3f}" for field in ("hit_rate", "recall", "overlap")),
+        f"{row['mass']:.3f}",
+        f"{key['found']}/{key['of']}" if key["of"] else "",
+        f"{row['bytes_ratio']:.3f}",
+        mib(row["bytes"]["total"]),
+    ]
 
 
 def _verdict(result: dict[str, Any]) -> str:

@@ -15,23 +15,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PERPLEXITY_TOKENS = 1024
+PROMPT_TOKENS, CONTINUATION_TOKENS = 1792, 256
+POLICY_DEPTHS = 3
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What is run on one model: plans for the perplexity, and the size of the passkey trials."""
+    """What is run on one model: plans for perplexity and passkey, the size of passkey trials, a budget."""
 
     perplexity: tuple[str, ...]
-    passkey: str
+    passkey: tuple[str, ...]
     length: int
     depths: int
+    policies: str | None = None
+    """Budget of the comparison of policies."""
 
 
 SUITES = {
-    "gemma": Suite(("turboquant:4", "turboquant:3"), "turboquant:4", length=4096, depths=10),
+    "gemma": Suite(
+        ("turboquant:4", "turboquant:3"),
+        (
+            "turboquant:4",
+            "raw16,evict=snapkv:1024",
+            "turboquant:4,evict=snapkv:512",
+            "raw16,evict=streamingllm:1024",
+        ),
+        length=4096,
+        depths=10,
+        policies="0.25",
+    ),
     "qwen": Suite(
         ("turboquant:4", "turboquant:3", "turboquant:2", "turboquant:4,offset=off"),
-        "turboquant:4",
+        ("turboquant:4", "raw16,evict=snapkv:1024"),
         length=2048,
         depths=4,
     ),
@@ -65,7 +80,10 @@ def run(model_name: str, folder: Path, *, quiet: bool = False) -> None:
     _file(record, generation.evaluate(model, model_name, record))
     for spec in suite.perplexity:
         _perplexity(model, tokenizer, model_name, spec, folder, quiet)
-    _passkey(model, tokenizer, model_name, suite, folder, quiet)
+    for spec in suite.passkey:
+        _passkey(model, tokenizer, model_name, spec, folder, quiet)
+    if suite.policies is not None:
+        _policies(model, tokenizer, model_name, suite.policies, folder, quiet)
 
 
 def _perplexity(model: Any, tokenizer: Any, name: str, spec: str, folder: Path, quiet: bool) -> None:
@@ -84,13 +102,16 @@ def _perplexity(model: Any, tokenizer: Any, name: str, spec: str, folder: Path, 
     _file(record, result)
 
 
-def _passkey(model: Any, tokenizer: Any, name: str, suite: Suite, folder: Path, quiet: bool) -> None:
+def _passkey(model: Any, tokenizer: Any, name: str, spec: str, folder: Path, quiet: bool) -> None:
     from kvrs.eval import passkey, report
     from kvrs.eval.results import Record
     from kvrs.eval.spec import plan_from_spec
 
-    record = Record(folder / file_name(name, "passkey", suite.passkey))
-    plan = plan_from_spec(suite.passkey, model)
+    suite = SUITES[name]
+    record = Record(folder / file_name(name, "passkey", spec))
+    for other in sorted(folder.glob(f"{name}-passkey-*.json")):
+        record.borrow(Record(other), {"task": "passkey", "plan": None})
+    plan = plan_from_spec(spec, model)
     with report.progress(f"{name} passkey", 2 * suite.depths * suite.length, quiet=quiet) as advance:
         result = passkey.evaluate(
             model,
@@ -102,7 +123,32 @@ def _passkey(model: Any, tokenizer: Any, name: str, suite: Suite, folder: Path, 
             count=suite.depths,
             advance=advance,
         )
-    result["plan"]["spec"] = suite.passkey
+    result["plan"]["spec"] = spec
+    _file(record, result)
+
+
+def _policies(model: Any, tokenizer: Any, name: str, budget: str, folder: Path, quiet: bool) -> None:
+    from kvrs.eval import policies, report, texts
+    from kvrs.eval.results import Record
+
+    found = policies.specifications((*policies.BASELINES, *policies.METHODS), budget)
+    documents = texts.documents(name, tokenizer, ("wiki", "code"), PROMPT_TOKENS + CONTINUATION_TOKENS)
+    record = Record(folder / file_name(name, "policies", budget))
+    total = len(found) * (len(documents) + POLICY_DEPTHS)
+    with report.progress(f"{name} policies", total, quiet=quiet) as advance:
+        result = policies.evaluate(
+            model,
+            tokenizer,
+            name,
+            "raw16",
+            found,
+            documents,
+            record,
+            prompt=PROMPT_TOKENS,
+            depths=POLICY_DEPTHS,
+            advance=advance,
+        )
+    result["plan"]["spec"] = "raw16"
     _file(record, result)
 
 

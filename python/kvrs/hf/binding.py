@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _BINDINGS: weakref.WeakKeyDictionary[Any, Binding] = weakref.WeakKeyDictionary()
 PREPARE = "_prepare_cache_for_generation"
+PREFILLS = ("_prefill", "_prefill_chunking")
+"""Methods of `generate` that read a whole prompt, in one call of the model or in several."""
 
 
 class Binding:
@@ -57,14 +59,18 @@ class Binding:
             self._handles += [before, after]
         if hasattr(model, PREPARE):
             setattr(model, PREPARE, _Prepare(self, model))
+        for name in PREFILLS:
+            if hasattr(model, name):
+                setattr(model, name, _Prefill(name, model))
 
     def _uninstall(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         model = self._model()
-        if model is not None and PREPARE in vars(model):
-            delattr(model, PREPARE)
+        for name in (PREPARE, *PREFILLS):
+            if model is not None and name in vars(model):
+                delattr(model, name)
 
     def _before(self, _module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         cache = find_cache(args, kwargs)
@@ -116,6 +122,26 @@ class _Prepare:
                 model_kwargs[CACHE_ARGUMENT] = binding.provider()
         prepare = getattr(type(model), PREPARE)
         return prepare(model, generation_config, model_kwargs, *args, **kwargs)
+
+
+class _Prefill:
+    """Stand before a method of `generate` that reads the prompt, and frame what it does."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self._name = name
+        self._model = weakref.ref(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model()
+        if model is None:
+            raise KVError("model is gone; allowed: generate on a model that is alive")
+        read = getattr(type(model), self._name)
+        given = next((part for part in (*args, *kwargs.values()) if isinstance(part, dict)), {})
+        cache = find_cache((), given)
+        if cache is None:
+            return read(model, *args, **kwargs)
+        with cache.prompt():
+            return read(model, *args, **kwargs)
 
 
 def bind(model: Any) -> Binding:

@@ -159,6 +159,7 @@ class KVCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[StoreLayer(index, window, owner) for index, window in enumerate(windows)])
         self.store = store
         self.seqs: list[int] = []
+        self._framed = False
         self.binding = bind(model)
         self.binding.acquire()
         self._release = weakref.finalize(self, _close, self.binding, store, self.seqs)
@@ -174,9 +175,41 @@ class KVCache(Cache):  # type: ignore[misc]
         """
         if not self.seqs:
             self.seqs.extend(self.store.new(rows))
+            if self._framed:
+                self.store.begin_prompt(self.seqs)
         if len(self.seqs) != rows:
             raise ShapeError(f"batch has {rows} rows; allowed: {len(self.seqs)}, as in the first call")
         return self.seqs
+
+    def begin_prompt(self) -> None:
+        """Say that the next calls of the model bring one prompt; without effect if one is open.
+
+        `generate` does so by itself. A call of the model with more than one token on an empty cache is a
+        whole prompt and needs no frame.
+        """
+        if not self._framed and self.seqs:
+            self.store.begin_prompt(self.seqs)
+        self._framed = True
+
+    def end_prompt(self) -> None:
+        """End the prompt: policies choose what stays of it."""
+        if self._framed and self.seqs:
+            self.store.end_prompt(self.seqs)
+        self._framed = False
+
+    @contextmanager
+    def prompt(self) -> Iterator[None]:
+        """Frame the calls of the model that bring one prompt; after an exception the prompt stays open.
+
+        Examples
+        --------
+        >>> with cache.prompt():  # doctest: +SKIP
+        ...     for chunk in ids.split(512, dim=1):
+        ...         model(chunk, past_key_values=cache)
+        """
+        self.begin_prompt()
+        yield
+        self.end_prompt()
 
     @property
     def batch_size(self) -> int:
@@ -186,6 +219,7 @@ class KVCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         """Free all that is stored; the cache is as new."""
         super().reset()
+        self._framed = False
         _free(self.store, self.seqs)
 
     def close(self) -> None:

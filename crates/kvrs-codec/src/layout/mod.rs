@@ -127,11 +127,15 @@ fn copy_token(side: Side, run: &RunDesc, (from, token): (&[u8], usize), to: (&mu
         return;
     }
     for block in 0..channels / TILE {
-        let (mut source, mut target) = ([0; 256], [0; 256]);
-        unpack_block(side, run.width, from, block, channels, &mut source);
-        unpack_block(side, run.width, to, block, channels, &mut target);
-        target[to_token * TILE..][..TILE].copy_from_slice(&source[token * TILE..][..TILE]);
-        pack_block(side, run.width, &target, to, block, channels);
+        let (mut source, mut target) = ([[0; 64]; 4], [[0; 64]; 4]);
+        unpack_cells(run.width, from, block, channels, &mut source);
+        unpack_cells(run.width, to, block, channels, &mut target);
+        for channel in 0..TILE {
+            let ((field, at), (to_field, to_at)) =
+                (cell(side, token, channel), cell(side, to_token, channel));
+            target[to_field][to_at] = source[field][at];
+        }
+        pack_cells(run.width, &target, to, block, channels);
     }
 }
 

@@ -23,11 +23,22 @@ fn codec(spec: &CodecSpec, d: usize) -> HeadCodec {
     assemble(key, value, 1).unwrap()
 }
 
+/// Consecutive positions.
+fn from(position: i64, tokens: usize) -> Vec<i64> {
+    (position..).take(tokens).collect()
+}
+
 /// Encodes up to 64 rows as a page.
 fn page(codec: &HeadCodec, side: Side, rows: &[f32], position: i64) -> Vec<u8> {
     let context = EncodeContext::new(codec, side);
     let mut bytes = vec![0; codec.desc.page_bytes as usize];
-    context.codec.encoder.as_ref().unwrap().encode(&context, rows, position, &mut bytes, 0);
+    context.codec.encoder.as_ref().unwrap().encode(
+        &context,
+        rows,
+        &from(position, rows.len() / codec.side(side).0.d as usize),
+        &mut bytes,
+        0,
+    );
     bytes
 }
 
@@ -167,7 +178,7 @@ fn groups_may_be_encoded_one_by_one() {
             let encoder = context.codec.encoder.as_ref().unwrap();
             for tile in [2, 0, 3, 1] {
                 let rows = &rows[tile * 16 * 64..][..16 * 64];
-                encoder.encode(&context, rows, 1000 + 16 * tile as i64, &mut parts, 16 * tile);
+                encoder.encode(&context, rows, &from(1000 + 16 * tile as i64, 16), &mut parts, 16 * tile);
             }
             assert!(whole == parts, "{side:?} at {bits} bits");
         }

@@ -30,17 +30,18 @@ impl<C> Table<C> {
         before - self.sealed.len()
     }
 
-    fn compact_run(
+    /// Packs a run of unshared pages of one class and returns what became free.
+    pub(super) fn compact_run(
         &mut self,
         run: Range<usize>,
         slots: usize,
         copy: &mut impl FnMut(&Page<C>, usize, &mut Page<C>, usize),
-    ) {
+    ) -> Vec<Page<C>> {
         let entries = &mut self.sealed[run.clone()];
         let live: usize = entries.iter().map(|entry| entry.live.count_ones() as usize).sum();
         let pages = live.div_ceil(slots);
         if pages == entries.len() {
-            return;
+            return Vec::new();
         }
         let mut mover = Mover::new(entries, slots, copy);
         for page in 0..pages {
@@ -52,7 +53,7 @@ impl<C> Table<C> {
                 (entry.count, entry.closed, entry.live, entry.slots) = (count as u8, true, live, slots);
             }
         }
-        self.sealed.drain(run.start + pages..run.end);
+        self.sealed.drain(run.start + pages..run.end).filter_map(Entry::into_page).collect()
     }
 }
 

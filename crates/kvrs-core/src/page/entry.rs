@@ -144,7 +144,7 @@ impl<C> Entry<C> {
             return;
         }
         self.live &= ones(left);
-        if self.class == 0 {
+        if self.class == 0 && matches!(self.slots, Slots::Run { .. }) {
             self.count = left as u8;
         } else {
             self.closed = true;

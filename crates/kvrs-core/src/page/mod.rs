@@ -4,6 +4,7 @@
 mod arena;
 mod compact;
 mod entry;
+mod evict;
 mod footprint;
 mod pool;
 mod slab;

@@ -26,9 +26,9 @@ pub enum Zone {
 /// Page table of one sequence, layer and head group: three zones, each ascending by token index.
 #[derive(Debug)]
 pub struct Table<C> {
-    sinks: Vec<Entry<C>>,
+    pub(super) sinks: Vec<Entry<C>>,
     pub(super) sealed: Vec<Entry<C>>,
-    window: VecDeque<Entry<C>>,
+    pub(super) window: VecDeque<Entry<C>>,
 }
 
 impl<C> Default for Table<C> {
@@ -249,10 +249,10 @@ impl<C> Table<C> {
             .map(|e| (e, true))
             .chain(self.sealed.iter().map(|e| (e, false)))
         {
-            if (entry.class == 0) != raw {
+            if raw && entry.class != 0 {
                 return Err(Error::Internal(format!("a page of class {} in the wrong zone", entry.class)));
             }
-            entry.check(if raw { RAW_SLOTS } else { PACKED_SLOTS })?;
+            entry.check(if entry.class == 0 { RAW_SLOTS } else { PACKED_SLOTS })?;
         }
         let indices = self.live_indices();
         if !indices.is_sorted_by(|a, b| a < b) {

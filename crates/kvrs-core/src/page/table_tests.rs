@@ -81,6 +81,52 @@ impl Model {
         })
     }
 
+    /// Drops sealed tokens, then merges thin neighbours.
+    fn thin(&mut self, seed: u64, of: u64, sinks: usize) {
+        let raw = self.table.window().front().map_or(self.length, |entry| entry.index(0));
+        let before = self.table.sealed().len();
+        let mut freed = self.table.evict_sealed(|index| wanted(seed, of, index)).len();
+        self.tokens.retain(|&index, _| index < sinks || index >= raw || wanted(seed, of, index));
+        let memory = &mut self.memory;
+        freed += self
+            .table
+            .compact_near(1, PACKED_SLOTS, |from, s, to, t| memory.slots(to)[t] = memory.slots(from)[s])
+            .len();
+        assert_eq!(freed, before - self.table.sealed().len());
+        for pages in 2..=4 {
+            for near in self.table.sealed().windows(pages).filter(|near| near.iter().all(|e| e.class() == 1))
+            {
+                let live: usize = near.iter().map(|entry| entry.live_slots().count()).sum();
+                assert!(live > (pages - 1) * PACKED_SLOTS, "{live} tokens in {pages} pages");
+            }
+        }
+    }
+
+    /// Moves some tokens of the window to gathered pages; the others die, and sinks move as they are.
+    fn gather(&mut self, seed: u64, of: u64) {
+        let mut left = Vec::new();
+        for (zone, entry) in self.table.take_raw() {
+            for (slot, index) in entry.live_slots() {
+                let value = self.memory.slots(entry.page())[slot];
+                if zone == Zone::Sinks {
+                    let spare = self.page(RAW);
+                    let (page, slot) = self.table.push_raw(zone, index, || spare);
+                    self.memory.slots(page)[slot] = value;
+                } else if wanted(seed, of, index) {
+                    left.push((index as u32, value));
+                } else {
+                    self.tokens.remove(&index);
+                }
+            }
+            assert!(entry.into_page().is_some(), "no other table has the page");
+        }
+        for part in left.chunks(PACKED_SLOTS) {
+            let page = self.page(PACKED);
+            part.iter().zip(self.memory.slots(&page)).for_each(|((_, value), slot)| *slot = *value);
+            self.table.push_gathered(1, page, &part.iter().map(|(index, _)| *index).collect::<Vec<_>>());
+        }
+    }
+
     fn check(&mut self) {
         self.table.check().unwrap();
         assert_eq!(self.table.live_indices(), self.tokens.keys().copied().collect::<Vec<_>>());
@@ -110,6 +156,9 @@ enum Op {
     DropBefore(usize),
     Retain(u64, u64),
     Compact(bool),
+    Thin(u64, u64),
+    Gather(u64, u64),
+    SealRaw,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -119,6 +168,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0usize..1000).prop_map(Op::DropBefore),
         2 => (any::<u64>(), 1u64..8).prop_map(|(seed, of)| Op::Retain(seed, of)),
         2 => prop::bool::weighted(0.2).prop_map(Op::Compact),
+        2 => (any::<u64>(), 1u64..8).prop_map(|(seed, of)| Op::Thin(seed, of)),
+        1 => (any::<u64>(), 1u64..8).prop_map(|(seed, of)| Op::Gather(seed, of)),
+        1 => Just(Op::SealRaw),
     ];
     prop::collection::vec(op, 1..25)
 }
@@ -153,6 +205,13 @@ fn apply(model: &mut Model, sinks: usize, op: &Op) {
             let (before, least) = (model.table.sealed().len(), model.packed_pages(class.into()));
             assert_eq!(model.compact(class), before - least);
             assert_eq!(model.table.sealed().len(), least);
+        }
+        Op::Thin(seed, of) => model.thin(seed, of, sinks),
+        Op::Gather(seed, of) => model.gather(seed, of),
+        Op::SealRaw => {
+            while model.table.window().front().is_some_and(|entry| entry.count() == RAW_SLOTS) {
+                model.table.seal_raw();
+            }
         }
     }
 }

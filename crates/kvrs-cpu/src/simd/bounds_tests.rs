@@ -1,7 +1,8 @@
 //! Kernels read no byte beside the page they are given: pages touch memory that faults when it is read.
 
-use super::codes::Codes;
+use super::codes::{PageBytes, RunAt};
 use super::keys::{KeyArgs, NarrowDigits, SPAN, WideDigits};
+use super::prepare::Prepared;
 use super::raw::{RawKeyArgs, RawValueArgs};
 use super::values::{NarrowWeights, ValueArgs, WideWeights};
 use crate::isa::Isa;
@@ -47,21 +48,25 @@ impl Run {
         self.tile_bytes() * (self.tiles.ilog2() as usize + 1)
     }
 
-    fn codes(self, bytes: &[u8]) -> Codes<'_> {
-        let (len, end) = (self.tile_bytes(), bytes.as_ptr_range().end);
-        Codes { bytes, stride: len, len, tiles: self.tiles, next: end, next_scales: end }
+    /// The page, behind which the next one would start, and where the run and its scales lie.
+    fn page(self, bytes: &[u8], scales: Option<usize>) -> (PageBytes<'_>, RunAt) {
+        let live = (0..4).filter(|tile| self.tiles >> tile & 1 == 1).map(|tile| 0xffff << (16 * tile)).sum();
+        let len = self.tile_bytes();
+        let page = PageBytes { bytes, live, next: bytes.as_ptr_range().end };
+        (page, RunAt { codes: 0, stride: len, len, scales })
     }
 }
 
 fn keys(kernels: Kernels, page: &[u8], run: Run, rows: usize) -> Vec<[f32; 16]> {
     let mut scores = vec![[0.0; 16]; 4 * rows];
     let quads = 4 * run.blocks;
-    let (bytes, scales) = page.split_at(run.bytes());
+    let (page, at) = run.page(page, Some(run.bytes()));
     let mut args = KeyArgs {
-        codes: run.codes(bytes),
-        token_scales: Some(scales.as_chunks().0),
+        pages: &[page],
+        run: at,
         scales: &vec![0.5; rows],
-        biases: Some(&vec![1.0; rows]),
+        biases: &vec![1.0; rows],
+        fresh: false,
         scores: &mut scores,
         row_chunks: 4,
     };
@@ -78,10 +83,13 @@ fn keys(kernels: Kernels, page: &[u8], run: Run, rows: usize) -> Vec<[f32; 16]> 
 
 fn values(kernels: Kernels, page: &[u8], run: Run, rows: usize) -> Vec<[f32; 16]> {
     let mut sums = vec![[0.0; 16]; run.blocks * rows];
+    let (page, at) = run.page(page, None);
     let mut args = ValueArgs {
-        codes: run.codes(page),
-        scales: &vec![0.5; rows],
-        biases: Some(&vec![1.0; rows]),
+        pages: &[page],
+        run: at,
+        prepared: &vec![Prepared { digit: 0.5, sum: 1.0 }; rows],
+        step: 1.0,
+        zero: 1.0,
         sums: &mut sums,
         row_chunks: run.blocks,
     };
@@ -122,7 +130,7 @@ fn kernels_of_16_bit_pages_stay_inside_the_page() {
         let query = &vec![[0.5; 16]; rows * chunks];
         kernels.raw_scores(
             rows,
-            &mut RawKeyArgs { elem, page, query, scores: &mut scores, row_chunks: 1, next },
+            &mut RawKeyArgs { elem, page, query, fresh: false, scores: &mut scores, row_chunks: 1, next },
         );
         scores
     };

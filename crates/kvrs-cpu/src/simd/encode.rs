@@ -72,8 +72,8 @@ pub(crate) struct TileArgs<'a> {
     pub(crate) elem: Elem,
     /// Rows `[token][chunk]` of 16-bit channels.
     pub(crate) rows: &'a [[u8; 32]],
-    /// Position of the first token.
-    pub(crate) position: i64,
+    /// Positions of the tokens.
+    pub(crate) positions: &'a [i64; TILE],
     pub(crate) page: &'a mut [u8],
     /// Slot of the first token, a multiple of 16.
     pub(crate) slot: usize,
@@ -107,7 +107,7 @@ pub(crate) fn encode_tile<S: SimdEncode>(s: S, args: &mut TileArgs<'_>) {
     }
     read(s, args.elem == Elem::Bf16, args.rows, x);
     let x = &mut x[..d];
-    centre(s, &context, args.position, x);
+    centre(s, &context, args.positions, x);
     squares(s, x, partial);
     let mut norms = Norms::new(&partial[0], 1.0, transform.unit_factor());
     let y = match transform {
@@ -153,9 +153,9 @@ fn read<S: SimdEncode>(s: S, bf16: bool, rows: &[[u8; 32]], x: &mut [Lanes]) {
 
 /// Takes key offset and mean out.
 #[inline(always)]
-fn centre<S: Simd>(s: S, context: &EncodeContext<'_>, position: i64, x: &mut [Lanes]) {
+fn centre<S: Simd>(s: S, context: &EncodeContext<'_>, positions: &[i64; TILE], x: &mut [Lanes]) {
     if let Some(offset) = &context.codec.offset {
-        offset.subtract_16(position, x);
+        offset.subtract_16(positions, x);
     }
     if let Some(mean) = &context.codec.mean {
         for (x, &m) in x.iter_mut().zip(&**mean) {

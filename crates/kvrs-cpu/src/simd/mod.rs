@@ -126,19 +126,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn scale_by_power(self, x: Self::F, n: Self::F) -> Self::F;
     /// `a` where bit `LANES * half + lane` of `bits` is set, `b` elsewhere.
     fn select(self, bits: u16, half: usize, a: Self::F, b: Self::F) -> Self::F;
-    /// The largest lane.
-    fn reduce_max(self, x: Self::F) -> f32;
+    /// The largest lanes of four vectors.
+    fn reduce_max4(self, x: [Self::F; 4]) -> [f32; 4];
     /// The sum of all lanes.
     fn reduce_add(self, x: Self::F) -> f32;
     /// The sums of four vectors.
     fn reduce_add4(self, x: [Self::F; 4]) -> [f32; 4];
-    /// The sum of lanes 0, 1 of every four, and of lanes 2, 3.
-    fn reduce_pairs(self, x: Self::F) -> [f32; 2];
+    /// Of two vectors: the sum of lanes 0, 1 of every four, and of lanes 2, 3.
+    fn reduce_pairs(self, x: [Self::F; 2]) -> [[f32; 2]; 2];
     /// Rounds half `half` of a chunk to integers in -128..=255 and writes their low bytes.
     fn store_bytes(self, x: Self::F, out: &mut [u8; 16], half: usize);
-    /// [`Self::store_bytes`] of a whole chunk; the second vector is not used where one is a chunk.
+    /// Rounds a whole chunk to integers in -128..=127 and writes their bytes; the second vector is not used where one
+    /// is a chunk.
     #[inline(always)]
-    fn store_chunk(self, x: [Self::F; 2], out: &mut [u8; 16]) {
+    fn store_digits(self, x: [Self::F; 2], out: &mut [u8; 16]) {
         for half in 0..Self::HALVES {
             self.store_bytes(x[half], out, half);
         }

@@ -236,9 +236,11 @@ impl<const LANES: usize> Simd for Model<LANES> {
         from_fn(|lane| if bits >> (LANES * half + lane) & 1 == 1 { a[lane] } else { b[lane] })
     }
 
-    fn reduce_max(self, x: Self::F) -> f32 {
-        let [a, b, c, d] = fold(x, larger);
-        larger(larger(a, c), larger(b, d))
+    fn reduce_max4(self, x: [Self::F; 4]) -> [f32; 4] {
+        x.map(|x| {
+            let [a, b, c, d] = fold(x, larger);
+            larger(larger(a, c), larger(b, d))
+        })
     }
 
     fn reduce_add(self, x: Self::F) -> f32 {
@@ -258,9 +260,11 @@ impl<const LANES: usize> Simd for Model<LANES> {
         })
     }
 
-    fn reduce_pairs(self, x: Self::F) -> [f32; 2] {
-        let [a, b, c, d] = fold(x, |a, b| a + b);
-        [a + b, c + d]
+    fn reduce_pairs(self, x: [Self::F; 2]) -> [[f32; 2]; 2] {
+        x.map(|x| {
+            let [a, b, c, d] = fold(x, |a, b| a + b);
+            [a + b, c + d]
+        })
     }
 
     fn store_bytes(self, x: Self::F, out: &mut [u8; 16], half: usize) {

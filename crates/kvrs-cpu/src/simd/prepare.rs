@@ -4,6 +4,7 @@
 //! for every code that a page could hold. Rounding adds at most 1/2 per digit, which the limits leave room for.
 
 use super::Simd;
+use super::codes::{PageBytes, RunAt, TILES};
 use super::keys::SPAN;
 use crate::kernels::ROWS;
 
@@ -33,26 +34,23 @@ pub(crate) struct QueryArgs<'a> {
     pub(crate) starts: &'a mut [i32],
 }
 
-/// The weights of up to [`ROWS`] rows on the slots of a page.
+/// The weights of up to [`ROWS`] rows on the slots of the pages of a batch.
 pub(crate) struct WeightArgs<'a> {
-    /// Softmax weights `[row][chunk]`, the page's first chunk first.
+    pub(crate) pages: &'a [PageBytes<'a>],
+    /// A run that has the token scales.
+    pub(crate) run: RunAt,
+    /// Softmax weights `[row][chunk]`, four chunks a page, 0 where a row sees nothing.
     pub(crate) weights: &'a [[f32; 16]],
     /// Chunks from row to row.
     pub(crate) row_chunks: usize,
-    /// Per-token scales `[tile]` as f16.
-    pub(crate) token_scales: Option<&'a [[u8; 32]]>,
-    /// Slots with a weight, per tile of the page: whatever the scales of the others hold does not matter.
-    pub(crate) live: &'a [u16],
 }
 
-/// Weights of a page times token scales.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Scaled<F> {
-    chunks: [[f32; 16]; 4],
-    /// Lane-wise.
-    largest: F,
-    sums: F,
+impl WeightArgs<'_> {
+    /// The weights of a row on page number `page`.
+    #[inline(always)]
+    fn row(&self, row: usize, page: usize) -> &[[f32; 16]; TILES] {
+        self.weights[row * self.row_chunks + TILES * page..].first_chunk().expect("weights of a page")
+    }
 }
 
 /// Signed bytes of a query.
@@ -70,11 +68,11 @@ pub(crate) fn narrow_query<S: Simd>(s: S, args: QueryArgs<'_>) -> Prepared {
                 sum = s.add(sum, x);
             }
         }
-        let [low, high] = s.reduce_pairs(sums);
+        let [[low, high], _] = s.reduce_pairs([sums; 2]);
         meeting = meeting.max(low).max(high);
     }
     let most = if S::NARROW_LIMIT == i32::MAX { f32::INFINITY } else { (S::NARROW_LIMIT - 8) as f32 };
-    let factor = (127.0 / s.reduce_max(largest).max(TINY)).min(most / meeting.max(TINY));
+    let factor = (127.0 / s.reduce_max4([largest; 4])[0].max(TINY)).min(most / meeting.max(TINY));
     let factor_lanes = s.splat_f(factor);
     for (i, span) in z.chunks(SPAN / 4).enumerate() {
         let mut sums = s.splat_f(0.0);
@@ -84,13 +82,13 @@ pub(crate) fn narrow_query<S: Simd>(s: S, args: QueryArgs<'_>) -> Prepared {
                 rounded[half] = s.round(s.mul(s.load_f(chunk, half), factor_lanes));
                 sums = s.add(sums, rounded[half]);
             }
-            s.store_chunk(rounded, &mut bytes);
+            s.store_digits(rounded, &mut bytes);
             for (q, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
                 let at = ((SPAN * i + 4 * c + q) * rows + row) * S::SPREAD;
                 digits[at..at + S::SPREAD].fill(i32::from_le_bytes(*four));
             }
         }
-        let [low, high] = s.reduce_pairs(sums);
+        let [[low, high], _] = s.reduce_pairs([sums; 2]);
         starts[i * rows + row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
     }
     Prepared { digit: 1.0 / factor, sum: s.reduce_add(sum) }
@@ -110,7 +108,7 @@ pub(crate) fn wide_query<S: Simd>(s: S, args: QueryArgs<'_>) -> Prepared {
         }
     }
     let most = WIDE_LIMIT / s.reduce_add(meeting).max(TINY);
-    let factor = (32767.0 / s.reduce_max(largest).max(TINY)).min(most);
+    let factor = (32767.0 / s.reduce_max4([largest; 4])[0].max(TINY)).min(most);
     for (quad, four) in z.as_flattened().as_chunks::<4>().0.iter().enumerate() {
         let [low, high] = word_pairs(four, factor);
         digits[2 * quad * rows + row] = low;
@@ -131,88 +129,147 @@ fn word_pairs(four: &[f32; 4], factor: f32) -> [i32; 2] {
     [(digit[0] & 0xffff) | (digit[2] << 16), (digit[1] & 0xffff) | (digit[3] << 16)]
 }
 
-/// Bytes of weights times token scales `[row][quad][Simd::SPREAD]`, for each of `prepared.len()` rows.
+/// Bytes of weights times token scales `[page][row][quad][Simd::SPREAD]`, for `rows` <= [`ROWS`] rows.
 ///
-/// A digit's value is what keeps the sum of the weights: equal weights all round the same way.
+/// A digit's value is what keeps the sum of the weights: equal weights all round the same way. Rows go through each
+/// step together, as in the softmax.
 #[inline(always)]
 pub(crate) fn narrow_weights<S: Simd>(
     s: S,
     args: &WeightArgs<'_>,
-    digits: &mut [i32],
-    starts: &mut [i32],
-    prepared: &mut [Prepared],
+    rows: usize,
+    (digits, starts, prepared): (&mut [i32], &mut [i32], &mut [Prepared]),
 ) {
-    let scaled = scale(s, args, prepared.len());
-    let most = if S::NARROW_LIMIT == i32::MAX { f32::INFINITY } else { (S::NARROW_LIMIT - 16) as f32 };
-    for (scaled, prepared) in scaled.iter().zip(&mut *prepared) {
-        let [low, high] = s.reduce_pairs(scaled.sums);
-        // The reciprocal of the factor is a maximum: one division less.
-        let digit =
-            (s.reduce_max(scaled.largest) * (1.0 / 127.0)).max(low.max(high) * (1.0 / most)).max(TINY);
-        *prepared = Prepared { digit, sum: low + high };
-    }
-    for (row, (scaled, digits)) in scaled.iter().zip(digits.chunks_exact_mut(16 * S::SPREAD)).enumerate() {
-        let factor = s.splat_f(1.0 / prepared[row].digit);
-        let mut sums = s.splat_f(0.0);
-        for (chunk, digits) in scaled.chunks.iter().zip(digits.chunks_exact_mut(4 * S::SPREAD)) {
-            let (mut bytes, mut rounded) = ([0; 16], [sums; 2]);
-            for half in 0..S::HALVES {
-                rounded[half] = s.round(s.mul(s.load_f(chunk, half), factor));
-                sums = s.add(sums, rounded[half]);
-            }
-            s.store_chunk(rounded, &mut bytes);
-            for (spread, four) in digits.chunks_exact_mut(S::SPREAD).zip(bytes.as_chunks::<4>().0) {
-                spread.fill(i32::from_le_bytes(*four));
-            }
+    let digits = digits.chunks_exact_mut(rows * 16 * S::SPREAD);
+    let out = digits.zip(starts.chunks_exact_mut(rows).zip(prepared.chunks_exact_mut(rows)));
+    for ((p, page), (digits, (starts, prepared))) in args.pages.iter().enumerate().zip(out) {
+        let factors = factors(s, args.run, page);
+        let (mut largest, mut sums) = ([s.splat_f(0.0); ROWS], [s.splat_f(0.0); ROWS]);
+        for row in 0..rows {
+            [largest[row], sums[row]] = measure(s, args.row(row, p), &factors);
         }
-        let [low, high] = s.reduce_pairs(sums);
-        starts[row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
-        if low + high > 0.0 {
-            prepared[row].digit = prepared[row].sum / (low + high);
+        let (sums, values) = (pairs(s, sums), digit_values(s, largest, pairs(s, sums)));
+        let (mut bytes, mut kept) = ([[[0; 16]; TILES]; ROWS], [s.splat_f(0.0); ROWS]);
+        for row in 0..rows {
+            kept[row] = quantise(s, args.row(row, p), &factors, 1.0 / values[row], &mut bytes[row]);
+        }
+        for (spread, four) in
+            digits.chunks_exact_mut(S::SPREAD).zip(bytes.as_flattened().as_flattened().as_chunks().0)
+        {
+            spread.fill(i32::from_le_bytes(*four));
+        }
+        let kept = pairs(s, kept);
+        for row in 0..rows {
+            let ([low, high], sum) = (kept[row], sums[row][0] + sums[row][1]);
+            let digit = if low + high > 0.0 { sum / (low + high) } else { values[row] };
+            prepared[row] = Prepared { digit, sum };
+            starts[row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
         }
     }
 }
 
-/// Words of weights times token scales, for each of `digits.len()` rows.
+/// The largest weight times scale, and their sum, per lane.
+#[inline(always)]
+fn measure<S: Simd>(s: S, weights: &[[f32; 16]; TILES], factors: &[[f32; 16]; TILES]) -> [S::F; 2] {
+    let (mut largest, mut sums) = (s.splat_f(0.0), s.splat_f(0.0));
+    for tile in 0..TILES {
+        for half in 0..S::HALVES {
+            let x = s.mul(s.load_f(&weights[tile], half), s.load_f(&factors[tile], half));
+            largest = s.max(largest, x);
+            sums = s.add(sums, x);
+        }
+    }
+    [largest, sums]
+}
+
+/// Sums of the lanes of each row that meet in the two halves of a lane of the kernel's sums.
+#[inline(always)]
+fn pairs<S: Simd>(s: S, [a, b, c, d]: [S::F; ROWS]) -> [[f32; 2]; ROWS] {
+    let ([a, b], [c, d]) = (s.reduce_pairs([a, b]), s.reduce_pairs([c, d]));
+    [a, b, c, d]
+}
+
+/// Values of a digit that keep the digits and their sums within their limits.
+#[inline(always)]
+fn digit_values<S: Simd>(s: S, largest: [S::F; ROWS], sums: [[f32; 2]; ROWS]) -> [f32; ROWS] {
+    let most = if S::NARROW_LIMIT == i32::MAX { f32::INFINITY } else { (S::NARROW_LIMIT - 16) as f32 };
+    let mut values = s.reduce_max4(largest);
+    for row in 0..ROWS {
+        let [low, high] = sums[row];
+        let meeting = larger(low, high) * (1.0 / most);
+        values[row] = larger(larger(values[row] * (1.0 / 127.0), meeting), TINY);
+    }
+    values
+}
+
+/// The larger of two numbers, without `f32::max`'s care for NaN.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// Rounds weights times scale times `factor` to bytes and returns their sums per lane.
+#[inline(always)]
+fn quantise<S: Simd>(
+    s: S,
+    weights: &[[f32; 16]; TILES],
+    factors: &[[f32; 16]; TILES],
+    factor: f32,
+    bytes: &mut [[u8; 16]; TILES],
+) -> S::F {
+    let (factor, mut sums) = (s.splat_f(factor), s.splat_f(0.0));
+    for tile in 0..TILES {
+        let mut rounded = [sums; 2];
+        for half in 0..S::HALVES {
+            let x = s.mul(s.load_f(&weights[tile], half), s.load_f(&factors[tile], half));
+            rounded[half] = s.round(s.mul(x, factor));
+            sums = s.add(sums, rounded[half]);
+        }
+        s.store_digits(rounded, &mut bytes[tile]);
+    }
+    sums
+}
+
+/// Words of weights times token scales `[page][row]`, for `rows` rows.
 #[inline(always)]
 pub(crate) fn wide_weights<S: Simd>(
     s: S,
     args: &WeightArgs<'_>,
-    digits: &mut [[[i32; 2]; 16]],
-    prepared: &mut [Prepared],
+    rows: usize,
+    (digits, prepared): (&mut [[[i32; 2]; 16]], &mut [Prepared]),
 ) {
-    let scaled = scale(s, args, digits.len());
-    for ((scaled, digits), prepared) in scaled.iter().zip(digits).zip(prepared) {
-        let factor = 32767.0 / s.reduce_max(scaled.largest).max(TINY);
-        *prepared = Prepared { digit: 1.0 / factor, sum: s.reduce_add(scaled.sums) };
-        for (digits, four) in digits.iter_mut().zip(scaled.chunks.as_flattened().as_chunks::<4>().0) {
-            *digits = word_pairs(four, factor);
+    let out = digits.chunks_exact_mut(rows).zip(prepared.chunks_exact_mut(rows));
+    for ((p, page), (digits, prepared)) in args.pages.iter().enumerate().zip(out) {
+        let factors = factors(s, args.run, page);
+        for row in 0..rows {
+            let weights = args.row(row, p);
+            let [largest, sums] = measure(s, weights, &factors);
+            let factor = 32767.0 / s.reduce_max4([largest; 4])[0].max(TINY);
+            prepared[row] = Prepared { digit: 1.0 / factor, sum: s.reduce_add(sums) };
+            let weights = weights.as_flattened().as_chunks::<4>().0.iter();
+            let factors = factors.as_flattened().as_chunks::<4>().0;
+            for ((digits, w), f) in digits[row].iter_mut().zip(weights).zip(factors) {
+                *digits = word_pairs(&[w[0] * f[0], w[1] * f[1], w[2] * f[2], w[3] * f[3]], factor);
+            }
         }
     }
 }
 
-/// Weights of `rows` rows times scales, zero where no slot is live.
+/// The token scales of a page, zero where no slot is live: whatever stands there must not matter.
 #[inline(always)]
-fn scale<S: Simd>(s: S, args: &WeightArgs<'_>, rows: usize) -> [Scaled<S::F>; ROWS] {
-    let zero = s.splat_f(0.0);
-    let mut scaled = [Scaled { chunks: [[0.0; 16]; 4], largest: zero, sums: zero }; ROWS];
-    for tile in 0..args.live.len() {
+fn factors<S: Simd>(s: S, run: RunAt, page: &PageBytes<'_>) -> [[f32; 16]; TILES] {
+    let (mut factors, scales) = ([[1.0; 16]; TILES], run.token_scales(page));
+    for (tile, chunk) in factors.iter_mut().enumerate() {
         for half in 0..S::HALVES {
-            let factors = match args.token_scales {
-                Some(tiles) => s.load_f16(&tiles[tile], half),
+            let mut x = match scales {
+                Some(scales) => s.load_f16(&scales[tile], half),
                 None => s.splat_f(1.0),
             };
-            for row in 0..rows {
-                let (x, to) = (s.load_f(&args.weights[row * args.row_chunks + tile], half), &mut scaled[row]);
-                let mut x = s.mul(x, factors);
-                if args.live[tile] != u16::MAX {
-                    x = s.select(args.live[tile], half, x, zero);
-                }
-                to.largest = s.max(to.largest, x);
-                to.sums = s.add(to.sums, x);
-                s.store_f(x, &mut to.chunks[tile], half);
+            if page.tile(tile) != u16::MAX {
+                x = s.select(page.tile(tile), half, x, s.splat_f(0.0));
             }
+            s.store_f(x, chunk, half);
         }
     }
-    scaled
+    factors
 }

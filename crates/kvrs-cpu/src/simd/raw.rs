@@ -13,6 +13,8 @@ pub(crate) struct RawKeyArgs<'a> {
     pub(crate) page: &'a [[u8; CHUNK]],
     /// Queries `[row][chunk]`.
     pub(crate) query: &'a [[f32; 16]],
+    /// Whether the scores hold nothing yet.
+    pub(crate) fresh: bool,
     /// Scores `[row][chunk]`, the page's chunk first.
     pub(crate) scores: &'a mut [[f32; 16]],
     /// Chunks from row to row.
@@ -50,26 +52,30 @@ pub(crate) fn scores<S: Simd, const R: usize>(s: S, args: &mut RawKeyArgs<'_>) {
 #[inline(always)]
 fn scores_of<S: Simd, const R: usize, const BF16: bool>(s: S, args: &mut RawKeyArgs<'_>) {
     let chunks = args.page.len() / 16;
-    assert!(args.page.len() == 16 * chunks && args.query.len() == R * chunks);
-    for pair in 0..8 {
-        let [first, second] = [0, 1].map(|t| &args.page[(2 * pair + t) * chunks..][..chunks]);
+    assert!(args.page.len() == 16 * chunks && args.query.len() == R * chunks && chunks > 0);
+    let mut queries = args.query.chunks_exact(chunks);
+    let query: [&[[f32; 16]]; R] = std::array::from_fn(|_| queries.next().expect("a query per row"));
+    let mut totals = [[[0.0; 4]; 2]; 8];
+    for (pair, (rows, totals)) in args.page.chunks_exact(2 * chunks).zip(&mut totals).enumerate() {
+        let (first, second) = rows.split_at(chunks);
         let mut sums = [[s.splat_f(0.0); 4]; 2];
         for c in 0..chunks {
-            s.prefetch(args.next.wrapping_add((2 * pair * chunks + 2 * c) * CHUNK));
+            s.prefetch(args.next.wrapping_add(2 * (pair * chunks + c) * CHUNK));
             for half in 0..S::HALVES {
                 let (a, b) = (load::<S, BF16>(s, &first[c], half), load::<S, BF16>(s, &second[c], half));
                 for r in 0..R {
-                    let q = s.load_f(&args.query[r * chunks + c], half);
+                    let q = s.load_f(&query[r][c], half);
                     sums[0][r] = s.mul_add(a, q, sums[0][r]);
                     sums[1][r] = s.mul_add(b, q, sums[1][r]);
                 }
             }
         }
-        for (t, sums) in sums.into_iter().enumerate() {
-            let totals = s.reduce_add4(sums);
-            for r in 0..R {
-                args.scores[r * args.row_chunks][2 * pair + t] += totals[r];
-            }
+        *totals = [s.reduce_add4(sums[0]), s.reduce_add4(sums[1])];
+    }
+    for r in 0..R {
+        let scores = &mut args.scores[r * args.row_chunks];
+        for (x, totals) in scores.iter_mut().zip(totals.as_flattened()) {
+            *x = if args.fresh { totals[r] } else { *x + totals[r] };
         }
     }
 }
@@ -77,28 +83,34 @@ fn scores_of<S: Simd, const R: usize, const BF16: bool>(s: S, args: &mut RawKeyA
 /// Adds the weighted sums of `R` <= 4 rows; the elements are the page's.
 #[inline(always)]
 pub(crate) fn sums<S: Simd, const R: usize>(s: S, args: &mut RawValueArgs<'_>) {
-    if args.elem == Elem::Bf16 { sums_of::<S, R, true>(s, args) } else { sums_of::<S, R, false>(s, args) }
+    match (args.elem == Elem::Bf16, args.live == u16::MAX) {
+        (true, true) => sums_of::<S, R, true, true>(s, args),
+        (true, false) => sums_of::<S, R, true, false>(s, args),
+        (false, true) => sums_of::<S, R, false, true>(s, args),
+        (false, false) => sums_of::<S, R, false, false>(s, args),
+    }
 }
 
+/// `WHOLE`: every token takes part.
 #[inline(always)]
-fn sums_of<S: Simd, const R: usize, const BF16: bool>(s: S, args: &mut RawValueArgs<'_>) {
+fn sums_of<S: Simd, const R: usize, const BF16: bool, const WHOLE: bool>(s: S, args: &mut RawValueArgs<'_>) {
     let chunks = args.page.len() / 16;
-    assert!(args.page.len() == 16 * chunks && args.sums.len() == R * chunks);
+    assert!(args.page.len() == 16 * chunks && args.sums.len() == R * chunks && chunks > 0);
     let mut weights = [[0.0; R]; 16];
-    for (t, weights) in weights.iter_mut().enumerate() {
-        for (r, w) in weights.iter_mut().enumerate() {
-            *w = args.weights[r * args.row_chunks][t];
+    for r in 0..R {
+        let row = &args.weights[r * args.row_chunks];
+        for t in 0..16 {
+            weights[t][r] = row[t];
         }
     }
     for c in 0..chunks {
         let mut sums = [[s.splat_f(0.0); R]; 2];
-        for (t, weights) in weights.iter().enumerate() {
-            if args.live >> t & 1 == 0 {
+        for (t, (row, weights)) in args.page.chunks_exact(chunks).zip(&weights).enumerate() {
+            if !WHOLE && args.live >> t & 1 == 0 {
                 continue;
             }
-            let row = &args.page[t * chunks + c];
             for half in 0..S::HALVES {
-                let x = load::<S, BF16>(s, row, half);
+                let x = load::<S, BF16>(s, &row[c], half);
                 for r in 0..R {
                     sums[half][r] = s.mul_add(x, s.splat_f(weights[r]), sums[half][r]);
                 }

@@ -17,7 +17,7 @@ pub(crate) struct SoftmaxArgs<'a> {
     /// their weights become 0.
     pub(crate) masks: [&'a [u16]; ROWS],
     pub(crate) logits: Logits,
-    /// Largest logit so far, then with these `[row]`.
+    /// Largest logit so far, then with these, times log2 e `[row]`.
     pub(crate) max: &'a mut [f32],
     /// Sum of weights so far, then with these, relative to the new maximum `[row]`.
     pub(crate) sum: &'a mut [f32],
@@ -29,16 +29,28 @@ pub(crate) struct SoftmaxArgs<'a> {
 #[inline(always)]
 pub(crate) fn step<S: Simd>(s: S, args: SoftmaxArgs<'_>) {
     let SoftmaxArgs { scores, row_chunks, masks, logits, max, sum, acc } = args;
-    let (rows, acc_chunks) = (max.len(), acc.len() / max.len());
-    assert!(rows <= ROWS && sum.len() == rows && scores.len() >= (rows - 1) * row_chunks + masks[0].len());
+    let (rows, acc_chunks, chunks) = (max.len(), acc.len() / max.len(), masks[0].len());
+    assert!(rows <= ROWS && sum.len() == rows && scores.len() >= (rows - 1) * row_chunks + chunks);
+    // Scores become powers of two; a factor that is not positive would turn the largest into the smallest.
+    let ready = logits.softcap.is_none() && logits.scale > 0.0;
+    let factor = if ready { logits.scale * LOG2_E } else { LOG2_E };
     let mut largest = [s.splat_f(f32::NEG_INFINITY); ROWS];
     for row in 0..rows {
-        largest[row] = largest_logit(s, &mut scores[row * row_chunks..], masks[row], logits);
+        let scores = &mut scores[row * row_chunks..][..chunks];
+        if !ready {
+            apply(s, scores, logits);
+        }
+        largest[row] = if whole(masks[row]) {
+            largest_of::<S, true>(s, scores, masks[row])
+        } else {
+            largest_of::<S, false>(s, scores, masks[row])
+        };
     }
+    let largest = s.reduce_max4(largest);
     for row in 0..rows {
-        let new = s.reduce_max(largest[row]).max(max[row]);
+        let new = largest[row] * factor;
         if new > max[row] {
-            let factor = crate::lanes::exp(max[row] - new);
+            let factor = (max[row] - new).exp2();
             max[row] = new;
             sum[row] *= factor;
             multiply(s, &mut acc[row * acc_chunks..][..acc_chunks], factor);
@@ -46,7 +58,12 @@ pub(crate) fn step<S: Simd>(s: S, args: SoftmaxArgs<'_>) {
     }
     let mut totals = [s.splat_f(0.0); ROWS];
     for row in 0..rows {
-        totals[row] = weigh(s, &mut scores[row * row_chunks..], masks[row], max[row]);
+        let scores = &mut scores[row * row_chunks..][..chunks];
+        totals[row] = if whole(masks[row]) {
+            weigh::<S, true>(s, scores, masks[row], factor, max[row])
+        } else {
+            weigh::<S, false>(s, scores, masks[row], factor, max[row])
+        };
     }
     let totals = s.reduce_add4(totals);
     for row in 0..rows {
@@ -54,36 +71,58 @@ pub(crate) fn step<S: Simd>(s: S, args: SoftmaxArgs<'_>) {
     }
 }
 
-/// Replaces scores by logits, those that do not count by -inf, and returns the largest per lane.
+/// Replaces scores by logits.
 #[inline(always)]
-fn largest_logit<S: Simd>(s: S, scores: &mut [[f32; 16]], masks: &[u16], logits: Logits) -> S::F {
-    let mut largest = s.splat_f(f32::NEG_INFINITY);
-    for (chunk, &mask) in scores.iter_mut().zip(masks) {
+pub(crate) fn apply<S: Simd>(s: S, scores: &mut [[f32; 16]], logits: Logits) {
+    for chunk in scores {
         for half in 0..S::HALVES {
             let mut x = s.mul(s.load_f(chunk, half), s.splat_f(logits.scale));
             if let Some(cap) = logits.softcap {
                 x = s.mul(s.splat_f(cap), tanh(s, s.div(x, s.splat_f(cap))));
             }
-            if mask != u16::MAX {
+            s.store_f(x, chunk, half);
+        }
+    }
+}
+
+/// Whether all slots count.
+#[inline(always)]
+fn whole(masks: &[u16]) -> bool {
+    masks.iter().fold(u16::MAX, |all, mask| all & mask) == u16::MAX
+}
+
+/// The largest score that counts, per lane; `WHOLE`: all do.
+#[inline(always)]
+fn largest_of<S: Simd, const WHOLE: bool>(s: S, scores: &[[f32; 16]], masks: &[u16]) -> S::F {
+    let mut largest = s.splat_f(f32::NEG_INFINITY);
+    for (chunk, &mask) in scores.iter().zip(masks) {
+        for half in 0..S::HALVES {
+            let mut x = s.load_f(chunk, half);
+            if !WHOLE && mask != u16::MAX {
                 x = s.select(mask, half, x, s.splat_f(f32::NEG_INFINITY));
             }
             largest = s.max(largest, x);
-            s.store_f(x, chunk, half);
         }
     }
     largest
 }
 
-/// Replaces logits by weights relative to `max` and returns their sums per lane.
+/// Replaces scores by the weights `2^(score * factor - max)` and returns their sums per lane.
 #[inline(always)]
-fn weigh<S: Simd>(s: S, scores: &mut [[f32; 16]], masks: &[u16], max: f32) -> S::F {
+fn weigh<S: Simd, const WHOLE: bool>(
+    s: S,
+    scores: &mut [[f32; 16]],
+    masks: &[u16],
+    factor: f32,
+    max: f32,
+) -> S::F {
     let mut total = s.splat_f(0.0);
     // A row that has seen nothing yet has the maximum -inf, and -inf from it would be NaN.
-    let shift = s.splat_f(if max == f32::NEG_INFINITY { 0.0 } else { max });
+    let (factor, shift) = (s.splat_f(factor), s.splat_f(if max == f32::NEG_INFINITY { 0.0 } else { -max }));
     for (chunk, &mask) in scores.iter_mut().zip(masks) {
         for half in 0..S::HALVES {
-            let mut weight = exp2(s, s.mul(s.sub(s.load_f(chunk, half), shift), s.splat_f(LOG2_E)));
-            if mask != u16::MAX {
+            let mut weight = exp2(s, s.mul_add(s.load_f(chunk, half), factor, shift));
+            if !WHOLE && mask != u16::MAX {
                 weight = s.select(mask, half, weight, s.splat_f(0.0));
             }
             total = s.add(total, weight);

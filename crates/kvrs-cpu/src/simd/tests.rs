@@ -152,7 +152,7 @@ fn reals<S: Simd>(s: S, input: &Input, half: usize) -> Outputs {
         ("select", floats(s, s.select(input.bits, half, a, b))),
         ("reduce_add4", Output::Floats(s.reduce_add4([a, b, c, d]).to_vec())),
         ("reduce_add", Output::Floats(vec![s.reduce_add(a)])),
-        ("reduce_pairs", Output::Floats(s.reduce_pairs(a).to_vec())),
+        ("reduce_pairs", Output::Floats(s.reduce_pairs([a, b]).concat())),
     ]
 }
 
@@ -163,10 +163,17 @@ fn others<S: Simd>(s: S, input: &Input, half: usize) -> Outputs {
     s.prefetch(input.units[0].as_ptr());
     let mut chunk = [7.0; 16];
     s.store_f(s.load_f(&input.floats[0], half), &mut chunk, half);
+    // No NaN: which of two operands the larger is then depends on their order.
+    let small = s.load_f(&input.small, half);
+    let a = s.mul_add(small, small, small);
+    let mut digits = [7; 16];
+    let [low, high] = [0, S::HALVES - 1].map(|half| s.load_f(&input.small, half));
+    s.store_digits([s.min(low, s.splat_f(127.0)), s.min(high, s.splat_f(127.0))], &mut digits);
     vec![
+        ("store_digits", Output::Bytes(digits.to_vec())),
         ("store_bytes", Output::Bytes(codes.to_vec())),
         ("store_f", Output::Floats(chunk.to_vec())),
-        ("reduce_max", Output::Floats(vec![s.reduce_max(s.load_f(&input.small, half))])),
+        ("reduce_max4", Output::Floats(s.reduce_max4([small, a, small, a]).map(|x| x + 0.0).to_vec())),
     ]
 }
 
@@ -325,10 +332,10 @@ fn reductions_of_whole_numbers_are_plain_sums() {
         let x = chunks.map(|chunk| s.load_f(&chunk, 0));
         assert_eq!(s.reduce_add4(x), x.map(|x| x.iter().sum::<f32>()));
         assert_eq!(s.reduce_add(x[0]), x[0].iter().sum::<f32>());
-        assert_eq!(s.reduce_max(x[0]), x[0].iter().copied().fold(f32::MIN, f32::max));
+        assert_eq!(s.reduce_max4(x), x.map(|x| x.iter().copied().fold(f32::MIN, f32::max)));
         let pair =
             |first: usize| (0..N).filter(|lane| lane % 4 / 2 == first).map(|lane| x[0][lane]).sum::<f32>();
-        assert_eq!(s.reduce_pairs(x[0]), [pair(0), pair(1)]);
+        assert_eq!(s.reduce_pairs([x[0], x[0]]), [[pair(0), pair(1)]; 2]);
     }
     let whole = array((-1000i32..=1000).prop_map(|i| i as f32));
     proptest!(|(chunks in array(whole))| {

@@ -283,11 +283,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn reduce_max(self, x: __m256) -> f32 {
+    fn reduce_max4(self, [a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         with_avx2! {
+            // Of every four lanes: a0 a2, b0 b2, a1 a3, b1 b3.
+            let ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let x = _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0b01_00_01_00), _mm256_shuffle_ps(ab, cd, 0b11_10_11_10));
             let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)))
+            core::mem::transmute::<__m128, [f32; 4]>(x)
         }
     }
 
@@ -310,11 +313,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn reduce_pairs(self, x: __m256) -> [f32; 2] {
+    fn reduce_pairs(self, [a, b]: [__m256; 2]) -> [[f32; 2]; 2] {
         with_avx2! {
-            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-            let x = _mm_add_ps(x, _mm_shuffle_ps(x, x, 0b10_11_00_01));
-            [_mm_cvtss_f32(x), _mm_cvtss_f32(_mm_movehl_ps(x, x))]
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+            let b = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+            core::mem::transmute::<__m128, [[f32; 2]; 2]>(_mm_hadd_ps(a, b))
         }
     }
 
@@ -335,13 +338,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_chunk(self, [a, b]: [__m256; 2], out: &mut [u8; 16]) {
+    fn store_digits(self, [a, b]: [__m256; 2], out: &mut [u8; 16]) {
         with_avx2! {
-            // Words [a0-3 b0-3 a4-7 b4-7], put in order, then their low bytes.
+            // Bytes [a0-3 b0-3 .. a4-7 b4-7 ..], then fours in order.
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
-            let words = _mm256_and_si256(_mm256_permute4x64_epi64(words, 0b11_01_10_00), _mm256_set1_epi16(255));
-            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-            _mm_storeu_si128(out.as_mut_ptr().cast(), bytes);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, words), order);
+            _mm_storeu_si128(out.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
         }
     }
 

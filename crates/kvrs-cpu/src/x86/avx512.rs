@@ -260,12 +260,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn reduce_max(self, x: __m512) -> f32 {
+    fn reduce_max4(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         with_avx512! {
+            // Of every four lanes: a0 a2, b0 b2, a1 a3, b1 b3.
+            let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let x = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0b01_00_01_00), _mm512_shuffle_ps(ab, cd, 0b11_10_11_10));
             let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
             let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)))
+            core::mem::transmute::<__m128, [f32; 4]>(x)
         }
     }
 
@@ -290,12 +293,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn reduce_pairs(self, x: __m512) -> [f32; 2] {
-        let x = fold_to_4(self, x);
-        with_avx512! {
-            let x = _mm_add_ps(x, _mm_shuffle_ps(x, x, 0b10_11_00_01));
-            [_mm_cvtss_f32(x), _mm_cvtss_f32(_mm_movehl_ps(x, x))]
-        }
+    fn reduce_pairs(self, [a, b]: [__m512; 2]) -> [[f32; 2]; 2] {
+        let (a, b) = (fold_to_4(self, a), fold_to_4(self, b));
+        with_avx512! { core::mem::transmute::<__m128, [[f32; 2]; 2]>(_mm_hadd_ps(a, b)) }
     }
 
     #[inline(always)]

@@ -71,20 +71,19 @@ macro_rules! table {
             #[target_feature(enable = $features)]
             fn narrow_weights(
                 args: &prepare::WeightArgs<'_>,
-                digits: &mut [i32],
-                starts: &mut [i32],
-                prepared: &mut [prepare::Prepared],
+                rows: usize,
+                out: (&mut [i32], &mut [i32], &mut [prepare::Prepared]),
             ) {
-                prepare::narrow_weights(token(), args, digits, starts, prepared);
+                prepare::narrow_weights(token(), args, rows, out);
             }
 
             #[target_feature(enable = $features)]
             fn wide_weights(
                 args: &prepare::WeightArgs<'_>,
-                digits: &mut [[[i32; 2]; 16]],
-                prepared: &mut [prepare::Prepared],
+                rows: usize,
+                out: (&mut [[[i32; 2]; 16]], &mut [prepare::Prepared]),
             ) {
-                prepare::wide_weights(token(), args, digits, prepared);
+                prepare::wide_weights(token(), args, rows, out);
             }
 
             #[target_feature(enable = $features)]

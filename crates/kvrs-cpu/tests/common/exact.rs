@@ -4,11 +4,14 @@ use kvrs_codec::backend::{AttendCall, Backend};
 use kvrs_cpu::Cpu;
 use kvrs_cpu::memory::Chunk;
 
-/// Outputs `[rows][query heads][columns][value_dim]`, log-sum-exps, and the largest |logit|.
+/// Outputs `[rows][query heads][columns][value_dim]`, log-sum-exps, and the largest |logit|; NaN where rounding decides
+/// which tokens top-k attention keeps.
 pub(crate) struct Exact {
     pub(crate) out: Vec<f64>,
     pub(crate) lse: Vec<f64>,
     pub(crate) max_logit: f64,
+    /// Attention received, reduced by the mean and summed over queries: `[row][kv head][token]`.
+    pub(crate) received: Vec<Vec<f64>>,
 }
 
 /// A visible token: index, key, value.
@@ -49,9 +52,12 @@ pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
         out: vec![0.0; rows * heads * columns * dim],
         lse: vec![f64::NEG_INFINITY; rows * heads * columns],
         max_logit: 0.0,
+        received: Vec::new(),
     };
     for (row, kv_head) in (0..rows).flat_map(|r| (0..shape.kv_heads).map(move |h| (r, h))) {
         let (stored, own) = (decoded(cpu, call, row, kv_head), own(call, row, kv_head));
+        let indices: Vec<usize> = stored.iter().chain(&own).map(|token| token.0).collect();
+        let mut received = vec![0.0; indices.len()];
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             for (r, &column) in call.rows[row].columns.iter().enumerate() {
                 let (mut q, index) = (vec![0.0; key_dim], call.rows[row].first_index + r);
@@ -62,9 +68,15 @@ pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
                 let at = (row * heads + head) * columns + column;
                 let sink = call.sink_logits.map(|s| f64::from(s[head]));
                 let out = &mut exact.out[at * dim..][..dim];
-                exact.lse[at] = one(call, &q, &seen, sink, out, &mut exact.max_logit);
+                let (lse, shares) = one(call, &q, &seen, sink, out, &mut exact.max_logit);
+                exact.lse[at] = lse;
+                for (token, share) in seen.iter().zip(shares) {
+                    let place = indices.iter().position(|i| *i == token.0).unwrap();
+                    received[place] += share / shape.group() as f64;
+                }
             }
         }
+        exact.received.push(received);
     }
     exact
 }
@@ -76,7 +88,7 @@ fn one(
     sink: Option<f64>,
     out: &mut [f64],
     max_logit: &mut f64,
-) -> f64 {
+) -> (f64, Vec<f64>) {
     let logit = |k: &[f32]| {
         let dot: f64 = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
         let s = dot * f64::from(call.scale);
@@ -85,13 +97,26 @@ fn one(
     let logits: Vec<f64> = seen.iter().map(|t| logit(&t.1)).collect();
     *max_logit = logits.iter().fold(*max_logit, |m, l| m.max(l.abs()));
     if logits.is_empty() {
-        return f64::NEG_INFINITY;
+        return (f64::NEG_INFINITY, Vec::new());
     }
+    let Some(logits) = largest(logits, call.top_k) else {
+        out.fill(f64::NAN);
+        return (f64::NAN, vec![f64::NAN; seen.len()]);
+    };
     let max = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = logits.iter().copied().chain(sink).map(|l| (l - max).exp()).sum();
-    for (l, token) in logits.iter().zip(seen) {
-        let w = (l - max).exp() / total;
+    let shares: Vec<f64> = logits.iter().map(|l| (l - max).exp() / total).collect();
+    for (w, token) in shares.iter().zip(seen) {
         out.iter_mut().zip(&token.2).for_each(|(o, v)| *o += w * f64::from(*v));
     }
-    max + total.ln()
+    (max + total.ln(), shares)
+}
+
+/// The `k` largest logits, -inf in the place of the others; `None` if rounding may decide which they are.
+fn largest(mut logits: Vec<f64>, k: Option<usize>) -> Option<Vec<f64>> {
+    let Some(k) = k.filter(|k| *k < logits.len()) else { return Some(logits) };
+    let mut sorted = logits.clone();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    logits.iter_mut().filter(|l| **l < sorted[k - 1]).for_each(|l| *l = f64::NEG_INFINITY);
+    (sorted[k - 1] - sorted[k] > 1e-3).then_some(logits)
 }

@@ -1,0 +1,270 @@
+//! What stays at the end of a prompt.
+
+use super::plan::LayerEvict;
+use crate::compile::LayerPlan;
+use crate::sequence::Sequence;
+use crate::store::KvStore;
+use kvrs_codec::backend::{AttendCall, AttendRow, Backend, Received, Results};
+use kvrs_codec::view::Geometry;
+use kvrs_codec::{Dtype, ViewMut};
+use kvrs_core::budget::Head;
+use kvrs_core::page::Table;
+use kvrs_core::policy::{Attention, Centre, Facts, Fold, History, PolicySpec, Queries, droppable};
+use kvrs_core::{Error, Result};
+use std::ops::Range;
+
+/// What is known of a head at the end of a prompt, and what stays of it.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// Indices of the kept tokens, ascending.
+    pub(crate) tokens: Vec<usize>,
+    pub(crate) attention: Vec<f32>,
+    pub(crate) history: Option<History>,
+    norms: Vec<f32>,
+    scores: Vec<f32>,
+    droppable: Range<usize>,
+    /// Places of the tokens that stay.
+    pub(crate) kept: Vec<usize>,
+}
+
+impl<B: Backend> KvStore<B> {
+    /// Lets a layer's policy choose, for a budget of `budget` tokens.
+    pub(crate) fn choose(
+        &self,
+        layer: usize,
+        plan: &LayerPlan,
+        evict: &LayerEvict,
+        sequence: &Sequence<B::Chunk>,
+        budget: usize,
+    ) -> Result<Vec<Ended>> {
+        let mut heads = self.facts(layer, plan, evict, sequence);
+        let (length, recent) = (sequence.layers[layer].length, evict.recent(budget));
+        for head in &mut heads {
+            head.droppable = droppable(&head.tokens, length, plan.rule.sinks, recent);
+        }
+        let most = heads.iter().map(|head| head.droppable.len()).max().unwrap_or(0);
+        let picks = evict.picks(budget, most);
+        if picks >= most {
+            for head in &mut heads {
+                head.kept = (0..head.tokens.len()).collect();
+            }
+            return Ok(heads);
+        }
+        for (h, head) in heads.iter_mut().enumerate() {
+            head.scores = self.score_head((layer, h), plan, evict, sequence, head)?;
+        }
+        let views: Vec<Head<'_>> = heads.iter().map(Ended::view).collect();
+        let kept = evict.policy.sharing().select(&views, picks);
+        for (head, kept) in heads.iter_mut().zip(kept) {
+            (head.kept, head.scores, head.norms) = (kept, Vec::new(), Vec::new());
+        }
+        Ok(heads)
+    }
+
+    fn score_head(
+        &self,
+        (layer, head): (usize, usize),
+        plan: &LayerPlan,
+        evict: &LayerEvict,
+        sequence: &Sequence<B::Chunk>,
+        ended: &Ended,
+    ) -> Result<Vec<f32>> {
+        let facts = Facts {
+            layer,
+            head,
+            tokens: &ended.tokens,
+            prefix: ended.droppable.end,
+            attention: &ended.attention,
+            key_norms: &ended.norms,
+            distances: &[],
+        };
+        let table = &sequence.layers[layer].tables[head];
+        let distances = self.distances(plan, &evict.policy, (head, table), sequence.start(), &facts);
+        let facts = Facts { distances: &distances, ..facts };
+        let (PolicySpec::Custom(_), Some(score)) = (&evict.policy, self.score()) else {
+            return Ok(evict.policy.scores(&facts));
+        };
+        let scores = score(&facts)?;
+        if scores.len() == facts.tokens.len() {
+            return Ok(scores);
+        }
+        let got = format!("{} numbers for layer {layer}, head {head}", scores.len());
+        Err(Error::argument("score", got, format!("{}, one per token", facts.tokens.len())))
+    }
+
+    /// Distances of the values from the centre that the policy asks for; empty if it asks for none.
+    pub(crate) fn distances(
+        &self,
+        plan: &LayerPlan,
+        policy: &PolicySpec,
+        (head, table): (usize, &Table<B::Chunk>),
+        start: i64,
+        facts: &Facts<'_>,
+    ) -> Vec<f32> {
+        let Some(centre) = policy.needs().distances else { return Vec::new() };
+        let n = facts.tokens.len();
+        let mut weights = policy.weights(facts);
+        if weights.len() != n {
+            weights = match centre {
+                Centre::Mean => vec![1.0 / n as f32; n],
+                Centre::Output => facts.attention.to_vec(),
+            };
+        }
+        let mut mean = vec![0.0f64; plan.codec.shape.value_dim];
+        let mut weights = weights.into_iter();
+        self.each_live(plan, head, table, start, |_, v| {
+            let weight = f64::from(weights.next().unwrap_or(0.0));
+            mean.iter_mut().zip(v).for_each(|(m, v)| *m += weight * f64::from(*v));
+        });
+        let mut distances = Vec::with_capacity(n);
+        self.each_live(plan, head, table, start, |_, v| {
+            let square: f64 = mean.iter().zip(v).map(|(m, v)| (m - f64::from(*v)).powi(2)).sum();
+            distances.push(square.sqrt() as f32);
+        });
+        distances
+    }
+
+    /// Decodes the live tokens of a head, ascending.
+    pub(crate) fn each_live(
+        &self,
+        plan: &LayerPlan,
+        head: usize,
+        table: &Table<B::Chunk>,
+        start: i64,
+        mut each: impl FnMut(&[f32], &[f32]),
+    ) {
+        let shape = &plan.codec.shape;
+        let (mut k, mut v) = (vec![0.0; shape.key_dim], vec![0.0; shape.value_dim]);
+        for entry in table.entries() {
+            let codec = &plan.codec.classes[head][entry.class()];
+            for (slot, _) in entry.live_slots() {
+                self.backend.decode_slot(codec, entry, start, slot, 0, (&mut k, &mut v));
+                each(&k, &v);
+            }
+        }
+    }
+
+    /// What the policy asks to know of each head.
+    fn facts(
+        &self,
+        layer: usize,
+        plan: &LayerPlan,
+        evict: &LayerEvict,
+        sequence: &Sequence<B::Chunk>,
+    ) -> Vec<Ended> {
+        let state = &sequence.layers[layer];
+        let tokens = |table: &Table<B::Chunk>| Ended { tokens: table.live_indices(), ..Ended::default() };
+        let mut heads: Vec<Ended> = state.tables.iter().map(tokens).collect();
+        let needs = evict.policy.needs();
+        match needs.attention {
+            Some(attention) if evict.remembers() > 0 => {
+                self.vote(layer, plan, attention, sequence, &mut heads);
+            }
+            Some(_) => heads.iter_mut().zip(&state.evict.heads).for_each(|(head, facts)| {
+                head.attention = facts.attention(head.tokens.len());
+            }),
+            None => {}
+        }
+        for (h, head) in heads.iter_mut().enumerate().filter(|_| needs.key_norms) {
+            head.norms.clone_from(&state.evict.heads[h].norms);
+            if head.norms.len() != head.tokens.len() {
+                head.norms.clear();
+                self.each_live(plan, h, &state.tables[h], sequence.start(), |k, _| {
+                    head.norms.push(super::observe::norm(k));
+                });
+            }
+        }
+        heads
+    }
+
+    /// Attention of the remembered queries.
+    fn vote(
+        &self,
+        layer: usize,
+        plan: &LayerPlan,
+        attention: Attention,
+        sequence: &Sequence<B::Chunk>,
+        heads: &mut [Ended],
+    ) {
+        let (length, known) = (sequence.layers[layer].length, sequence.layers[layer].evict.tail.len());
+        let (Fold::Above, Queries::Last(n)) = (attention.fold, attention.queries) else {
+            let sums = self.tail_sums(layer, plan, attention, sequence, 0..known);
+            heads.iter_mut().zip(sums).for_each(|(head, sums)| head.attention = sums);
+            return;
+        };
+        for head in &mut *heads {
+            let mut history = History::new(n);
+            history.push(head.tokens.len());
+            head.history = Some(history);
+        }
+        for block in History::counted(n, length) {
+            let from = |index: usize| (index + known).saturating_sub(length);
+            let queries = from(block.start)..from(block.end);
+            let sums = self.tail_sums(layer, plan, attention, sequence, queries);
+            for (head, sums) in heads.iter_mut().zip(sums) {
+                let history = head.history.as_mut().expect("made above");
+                history.add(block.len(), &sums);
+            }
+        }
+        for head in heads {
+            head.attention = head.history.as_ref().expect("made above").totals();
+        }
+    }
+
+    /// Attention that each kept token of each head received from a part of the remembered queries.
+    fn tail_sums(
+        &self,
+        layer: usize,
+        plan: &LayerPlan,
+        attention: Attention,
+        sequence: &Sequence<B::Chunk>,
+        queries: Range<usize>,
+    ) -> Vec<Vec<f32>> {
+        let state = &sequence.layers[layer];
+        let mut sums: Vec<Vec<f32>> = state.tables.iter().map(|table| vec![0.0; table.kept()]).collect();
+        let Some((q, scale, softcap, sink_logits)) = state.evict.tail.view() else { return sums };
+        let first_index = state.length - state.evict.tail.len() + queries.start;
+        let row = AttendRow {
+            tables: state.tables.iter().collect(),
+            start: sequence.start(),
+            length: state.length,
+            columns: queries.collect(),
+            first_index,
+        };
+        let call = AttendCall {
+            layer: &plan.codec,
+            rows: vec![row],
+            q,
+            own: None,
+            causal: true,
+            scale,
+            softcap,
+            sink_logits,
+            top_k: None,
+        };
+        let received = Received { reduce: attention.reduce, fold: attention.fold, sums: &mut sums };
+        self.attend_unseen(&call, Some(received));
+        sums
+    }
+
+    /// Attends for the sake of the statistics alone.
+    pub(crate) fn attend_unseen(&self, call: &AttendCall<'_, B::Chunk>, received: Option<Received<'_>>) {
+        let [rows, heads, columns, _] = call.q.shape();
+        let shape = [rows, heads, columns, call.layer.shape.value_dim];
+        let mut bytes = vec![0; shape.iter().product::<usize>() * Dtype::F32.size()];
+        let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape))
+            .expect("the output fits its own bytes");
+        self.backend.attend(call, Results { out: &mut out, lse: None, received, value_tiles: None });
+    }
+}
+
+impl Ended {
+    fn view(&self) -> Head<'_> {
+        Head { scores: &self.scores, attention: &self.attention, droppable: &self.droppable }
+    }
+
+    /// Whether everything stays.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.kept.len() == self.tokens.len()
+    }
+}
