@@ -68,18 +68,10 @@ impl<B: Backend> KvStore<B> {
     ) -> Result<()> {
         let plan = self.layer(layer)?;
         queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
-        check_own(queries, tokens)?;
-        let checked = self.check_tokens(layer, seqs.len(), tokens)?;
-        let rows = self.rows(seqs)?;
-        let mut rows = rows.write()?;
-        self.prepare(layer, &mut rows, &checked, Some(queries))?;
-        let plan = self.layer(layer)?;
-        let mut sums = observe::start(layer, plan, &rows, &checked);
-        let call = own_call(layer, plan, &rows, &checked, queries);
-        let received = sums.as_mut().map(Sums::received);
-        self.backend.attend(&call, Results { out, lse, received, value_tiles: Some(&self.value_tiles) });
-        observe::take(layer, plan, &mut rows, &checked, Some(queries), sums);
-        self.commit(layer, &mut rows, &checked)
+        self.append_queried(layer, seqs, queries, tokens, |call, received| {
+            let value_tiles = Some(&self.value_tiles);
+            self.backend.attend(call, Results { out, lse, received, value_tiles });
+        })
     }
 
     /// Appends tokens together with their queries, which policies that read attention learn from.
@@ -95,6 +87,23 @@ impl<B: Backend> KvStore<B> {
     ) -> Result<()> {
         let plan = self.layer(layer)?;
         queries.check_alone(&plan.codec.shape, seqs.len())?;
+        self.append_queried(layer, seqs, queries, tokens, |call, received| {
+            if let Some(received) = received {
+                self.attend_unseen(call, received);
+            }
+        })
+    }
+
+    /// Appends tokens with their queries; `attend` sees the call before they are appended, with the sums that the
+    /// policy asks for.
+    fn append_queried(
+        &self,
+        layer: usize,
+        seqs: &[SeqId],
+        queries: &Queries<'_>,
+        tokens: &Tokens<'_>,
+        attend: impl FnOnce(&AttendCall<'_, B::Chunk>, Option<Received<'_>>),
+    ) -> Result<()> {
         check_own(queries, tokens)?;
         let checked = self.check_tokens(layer, seqs.len(), tokens)?;
         let rows = self.rows(seqs)?;
@@ -102,9 +111,8 @@ impl<B: Backend> KvStore<B> {
         self.prepare(layer, &mut rows, &checked, Some(queries))?;
         let plan = self.layer(layer)?;
         let mut sums = observe::start(layer, plan, &rows, &checked);
-        if let Some(sums) = &mut sums {
-            self.attend_unseen(&own_call(layer, plan, &rows, &checked, queries), Some(sums.received()));
-        }
+        let call = own_call(layer, plan, &rows, &checked, queries);
+        attend(&call, sums.as_mut().map(Sums::received));
         observe::take(layer, plan, &mut rows, &checked, Some(queries), sums);
         self.commit(layer, &mut rows, &checked)
     }

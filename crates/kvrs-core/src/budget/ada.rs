@@ -1,19 +1,13 @@
 //! `AdaKV` (Feng et al., 2024, arXiv:2407.11550): the heads of a layer share one budget by score.
 
-use super::{ATTENTION_SCORES, Budget, Sharing, check_floor};
+use super::{ATTENTION_SCORES, HEAD_SHARING, Sharing, check_floor};
 use crate::Result;
-use crate::policy::{Entry, Facts, Method, Needs, Parameter, PolicySpec, When};
+use crate::policy::{Entry, Facts, Method, PolicySpec, When};
 use crate::policy::{check_scores, default_scores, rank};
 use serde::{Deserialize, Serialize};
 
-pub(crate) const ENTRY: Entry = Entry {
-    name: "adakv",
-    paper: "Feng et al., 2024, arXiv:2407.11550",
-    parameters: &[
-        Parameter { name: "scores", allowed: "snapkv, h2o, tova, caote", default: None },
-        Parameter { name: "floor", allowed: "a number in [0, 1]", default: Some("0.2") },
-    ],
-};
+pub(crate) const ENTRY: Entry =
+    Entry { name: "adakv", paper: "Feng et al., 2024, arXiv:2407.11550", parameters: &HEAD_SHARING };
 
 /// Divides a layer's budget among its heads by [`ada()`]; the budget and the scores are those of another policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,16 +30,8 @@ impl Method for AdaKv {
         &ENTRY
     }
 
-    fn own_budget(&self) -> Option<Budget> {
-        None
-    }
-
     fn wrapped(&self) -> Option<&PolicySpec> {
         Some(&self.scores)
-    }
-
-    fn needs(&self) -> Needs {
-        self.scores.needs()
     }
 
     fn when(&self) -> When {
@@ -57,20 +43,12 @@ impl Method for AdaKv {
         check_floor(field, self.floor)
     }
 
-    fn own_recent(&self, budget: usize) -> usize {
-        self.scores.method().own_recent(budget)
-    }
-
     fn sharing(&self) -> Sharing {
         Sharing::Ada { floor: self.floor }
     }
 
     fn scores(&self, facts: &Facts<'_>) -> Vec<f32> {
         self.scores.method().scores(facts)
-    }
-
-    fn weights(&self, facts: &Facts<'_>) -> Vec<f32> {
-        self.scores.method().weights(facts)
     }
 }
 

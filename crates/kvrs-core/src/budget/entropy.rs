@@ -1,18 +1,15 @@
 //! Budgets by the entropy of attention (Kim and Jung, 2025, doi:10.3390/math13152366): who looks widely gets more.
 
-use super::{ATTENTION_SCORES, Budget, Sharing, apportion, check_floor};
+use super::{ATTENTION_SCORES, HEAD_SHARING, Sharing, apportion, check_floor};
 use crate::Result;
-use crate::policy::{Entry, Facts, Method, Needs, Parameter, PolicySpec, When};
+use crate::policy::{Entry, Facts, Method, PolicySpec, When};
 use crate::policy::{check_scores, default_scores};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const ENTRY: Entry = Entry {
     name: "entropy",
     paper: "Kim and Jung, 2025, doi:10.3390/math13152366",
-    parameters: &[
-        Parameter { name: "scores", allowed: "snapkv, h2o, tova, caote", default: None },
-        Parameter { name: "floor", allowed: "a number in [0, 1]", default: Some("0.2") },
-    ],
+    parameters: &HEAD_SHARING,
 };
 
 /// Divides a layer's budget among its heads by [`entropy()`]; the budget and the scores are those of another policy.
@@ -40,16 +37,8 @@ impl Method for Entropy {
         &ENTRY
     }
 
-    fn own_budget(&self) -> Option<Budget> {
-        None
-    }
-
     fn wrapped(&self) -> Option<&PolicySpec> {
         Some(&self.scores)
-    }
-
-    fn needs(&self) -> Needs {
-        self.scores.needs()
     }
 
     fn when(&self) -> When {
@@ -61,20 +50,12 @@ impl Method for Entropy {
         check_floor(field, self.floor)
     }
 
-    fn own_recent(&self, budget: usize) -> usize {
-        self.scores.method().own_recent(budget)
-    }
-
     fn sharing(&self) -> Sharing {
         Sharing::Entropy { floor: self.floor }
     }
 
     fn scores(&self, facts: &Facts<'_>) -> Vec<f32> {
         self.scores.method().scores(facts)
-    }
-
-    fn weights(&self, facts: &Facts<'_>) -> Vec<f32> {
-        self.scores.method().weights(facts)
     }
 }
 

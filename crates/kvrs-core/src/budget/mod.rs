@@ -21,12 +21,18 @@ pub(crate) use ada::ENTRY as ADAKV;
 pub(crate) use entropy::ENTRY as ENTROPY;
 pub(crate) use pyramid::ENTRY as PYRAMIDKV;
 
-use crate::policy::select;
+use crate::policy::{Parameter, select};
 use crate::{Error, Result};
 use std::ops::Range;
 
 /// Policies whose scores compare across heads: they are made of attention, which sums to one per query.
 pub(crate) const ATTENTION_SCORES: [&str; 4] = ["snapkv", "h2o", "tova", "caote"];
+
+/// The settings of a policy that divides a layer's budget among its heads.
+pub(crate) const HEAD_SHARING: [Parameter; 2] = [
+    Parameter { name: "scores", allowed: "snapkv, h2o, tova, caote", default: None },
+    Parameter { name: "floor", allowed: "a number in [0, 1]", default: Some("0.2") },
+];
 
 /// How a budget is divided among the layers, and a layer's among its heads.
 #[derive(Debug, Clone, Copy, PartialEq)]

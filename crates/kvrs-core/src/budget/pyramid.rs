@@ -2,7 +2,7 @@
 
 use super::{Budget, Sharing};
 use crate::policy::{BUDGET, check_scores, default_scores};
-use crate::policy::{Entry, Facts, Method, Needs, Parameter, PolicySpec, When};
+use crate::policy::{Entry, Facts, Method, Parameter, PolicySpec, When};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -57,10 +57,6 @@ impl Method for PyramidKv {
         Some(&self.scores)
     }
 
-    fn needs(&self) -> Needs {
-        self.scores.needs()
-    }
-
     fn when(&self) -> When {
         When::PromptEnd
     }
@@ -79,20 +75,12 @@ impl Method for PyramidKv {
         }
     }
 
-    fn own_recent(&self, budget: usize) -> usize {
-        self.scores.method().own_recent(budget)
-    }
-
     fn sharing(&self) -> Sharing {
         Sharing::Pyramid { beta: self.beta }
     }
 
     fn scores(&self, facts: &Facts<'_>) -> Vec<f32> {
         self.scores.method().scores(facts)
-    }
-
-    fn weights(&self, facts: &Facts<'_>) -> Vec<f32> {
-        self.scores.method().weights(facts)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::{Centre, Entry, Facts, Method, Needs, Parameter, PolicySpec, When, check_scores, default_scores};
 use crate::Result;
-use crate::budget::Budget;
 use serde::{Deserialize, Serialize};
 
 /// Least share of the attention that the other tokens must have in the formula.
@@ -47,10 +46,6 @@ impl Method for Caote {
         &ENTRY
     }
 
-    fn own_budget(&self) -> Option<Budget> {
-        None
-    }
-
     fn wrapped(&self) -> Option<&PolicySpec> {
         Some(&self.scores)
     }
@@ -65,10 +60,6 @@ impl Method for Caote {
 
     fn check(&self, field: &str) -> Result<()> {
         check_scores(field, &self.scores, &["snapkv", "h2o", "tova"])
-    }
-
-    fn own_recent(&self, budget: usize) -> usize {
-        self.scores.method().own_recent(budget)
     }
 
     fn scores(&self, facts: &Facts<'_>) -> Vec<f32> {

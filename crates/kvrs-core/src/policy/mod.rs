@@ -119,16 +119,21 @@ pub(crate) const BUDGET: Parameter = Parameter {
     default: None,
 };
 
-/// What a method must say of itself; each implementation is the method's file.
+/// What a method must say of itself; each implementation is the method's file. What it leaves out is what the policy
+/// that it wraps says, or nothing.
 pub(crate) trait Method {
     /// Its entry in the registry.
     fn entry(&self) -> &'static Entry;
 
     /// The budget among its own settings.
-    fn own_budget(&self) -> Option<Budget>;
+    fn own_budget(&self) -> Option<Budget> {
+        None
+    }
 
     /// What it asks to know.
-    fn needs(&self) -> Needs;
+    fn needs(&self) -> Needs {
+        self.wrapped().map_or_else(Needs::default, PolicySpec::needs)
+    }
 
     /// When it acts.
     fn when(&self) -> When;
@@ -147,8 +152,8 @@ pub(crate) trait Method {
     }
 
     /// Newest tokens that it never drops itself, of a budget of `budget` tokens.
-    fn own_recent(&self, _budget: usize) -> usize {
-        0
+    fn own_recent(&self, budget: usize) -> usize {
+        self.wrapped().map_or(0, |wrapped| wrapped.method().own_recent(budget))
     }
 
     /// How a layer's budget is divided.
@@ -157,8 +162,8 @@ pub(crate) trait Method {
     }
 
     /// Weights of the values whose mean is the centre of the distances.
-    fn weights(&self, _facts: &Facts<'_>) -> Vec<f32> {
-        Vec::new()
+    fn weights(&self, facts: &Facts<'_>) -> Vec<f32> {
+        self.wrapped().map_or_else(Vec::new, |wrapped| wrapped.method().weights(facts))
     }
 }
 

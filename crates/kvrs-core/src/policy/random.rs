@@ -1,6 +1,6 @@
 //! Random choice: the baseline that every comparison needs.
 
-use super::{BUDGET, Entry, Facts, Method, Needs, Parameter, When};
+use super::{BUDGET, Entry, Facts, Method, Parameter, When};
 use crate::budget::Budget;
 use serde::{Deserialize, Serialize};
 
@@ -33,10 +33,6 @@ impl Method for Random {
 
     fn own_budget(&self) -> Option<Budget> {
         self.budget
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn when(&self) -> When {

@@ -1,6 +1,6 @@
 //! `StreamingLLM` (Xiao et al., 2023, arXiv:2309.17453): the sinks and the newest tokens, at their own positions.
 
-use super::{BUDGET, Entry, Facts, Method, Needs, When};
+use super::{BUDGET, Entry, Facts, Method, When};
 use crate::budget::Budget;
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +23,6 @@ impl Method for StreamingLlm {
 
     fn own_budget(&self) -> Option<Budget> {
         self.budget
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn when(&self) -> When {

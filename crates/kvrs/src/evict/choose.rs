@@ -243,18 +243,19 @@ impl<B: Backend> KvStore<B> {
             top_k: None,
         };
         let received = Received { reduce: attention.reduce, fold: attention.fold, sums: &mut sums };
-        self.attend_unseen(&call, Some(received));
+        self.attend_unseen(&call, received);
         sums
     }
 
     /// Attends for the sake of the statistics alone.
-    pub(crate) fn attend_unseen(&self, call: &AttendCall<'_, B::Chunk>, received: Option<Received<'_>>) {
+    pub(crate) fn attend_unseen(&self, call: &AttendCall<'_, B::Chunk>, received: Received<'_>) {
         let [rows, heads, columns, _] = call.q.shape();
         let shape = [rows, heads, columns, call.layer.shape.value_dim];
         let mut bytes = vec![0; shape.iter().product::<usize>() * Dtype::F32.size()];
         let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape))
             .expect("the output fits its own bytes");
-        self.backend.attend(call, Results { out: &mut out, lse: None, received, value_tiles: None });
+        self.backend
+            .attend(call, Results { out: &mut out, lse: None, received: Some(received), value_tiles: None });
     }
 }
 

@@ -6,7 +6,7 @@ use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
 use kvrs_codec::layout::movable;
 use kvrs_core::page::{Supply, Table};
-use kvrs_core::policy::{Facts, PolicySpec, Scissorhands, When, droppable, select};
+use kvrs_core::policy::{Facts, droppable, select};
 
 /// What a policy needs to act on one head in the middle of an append.
 pub(crate) struct Acting<'a> {
@@ -45,8 +45,8 @@ impl<B: Backend> KvStore<B> {
         let distances = self.distances(plan, policy, (head, table), start, &facts);
         let scores = policy.scores(&Facts { distances: &distances, ..facts });
         let outside = tokens.len() - range.len();
-        let kept =
-            select(&scores, range, target(policy, acting.budget, tokens.len()).saturating_sub(outside));
+        let left = policy.left(acting.budget, tokens.len());
+        let kept = select(&scores, range, left.saturating_sub(outside));
         acting.facts.keep(&kept, tokens.len());
         let kept: Vec<usize> = kept.into_iter().map(|place| tokens[place]).collect();
         self.thin(plan, head, (table, supply), &kept);
@@ -73,12 +73,4 @@ impl<B: Backend> KvStore<B> {
             supply.put(page);
         }
     }
-}
-
-/// Tokens that are left of `kept`.
-fn target(policy: &PolicySpec, budget: usize, kept: usize) -> usize {
-    if policy.when() == When::Batches {
-        return kept.saturating_sub(Scissorhands::batch(budget)).min(budget);
-    }
-    budget
 }
