@@ -4,13 +4,14 @@ PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 MODEL ?= gemma
+FUZZ_SECONDS ?= 60
 UNDER_VALGRIND := --config "target.'cfg(all())'.runner = 'valgrind -q --error-exitcode=1'"
 export PYTHONPATH := $(CURDIR)
 export UV_LINK_MODE ?= hardlink
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 
-.PHONY: help setup build deny test test-rust test-python lint demo eval policies bench bench-qwen bench-record sanitize golden clean
+.PHONY: help setup build deny test test-rust test-python lint demo eval quantisers policies bench bench-qwen bench-record sanitize soak fuzz golden clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -65,17 +66,36 @@ lint: build ## formatting, clippy, docs, ruff, mypy, stubs, golden files
 	$(PY) -m mypy.stubtest kvrs._kvrs
 	$(PY) -m tests.reference.golden --check
 
+soak: ## 200 long lives of a store with faults, beside plain vectors (KVRS_SOAK_SEEDS, KVRS_SOAK_STEPS)
+	KVRS_SOAK_SEEDS=$${KVRS_SOAK_SEEDS:-200} cargo test --release -p kvrs-testkit --test soak -- --nocapture
+
+fuzz: ## each fuzz target for FUZZ_SECONDS (60); without cargo-fuzz and a nightly compiler, random lies instead
+	@if cargo fuzz --version >/dev/null 2>&1 && rustc +nightly --version >/dev/null 2>&1; then \
+	  for target in sequence plan page; do \
+	    mkdir -p build/fuzz/$$target; \
+	    cargo +nightly fuzz run $$target build/fuzz/$$target tests/data/fuzz/$$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	  done; \
+	else \
+	  echo "cargo-fuzz or a nightly compiler is missing: random lies for $(FUZZ_SECONDS) seconds each instead"; \
+	  KVRS_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release -p kvrs-testkit --test files random_lies -- --nocapture; \
+	fi
+
 demo: build ## read 4k tokens with a hidden passkey into a packed store, answer from it (MODEL=gemma|qwen)
 	@$(PY) -m kvrs.demo --model $(MODEL) $(if $(JSON),--json)
 
 eval: build ## perplexity and passkey on real models; JSON under docs/results (MODEL=gemma|qwen|all; Qwen takes an hour)
 	$(PY) -m kvrs.eval.suite --model $(MODEL)
 
+quantisers: build ## write the tables of docs/quantisers.md from docs/results
+	$(PY) -m kvrs.eval.quantisers
+
 policies: build ## draw what each policy keeps of a real text; pictures under docs/policies (MODEL=gemma|qwen)
 	$(PY) -m kvrs.eval.pictures --model $(MODEL) --out docs/policies
 
-bench: build ## kvrs beside its peers: a decode step, tokens/s and prefill on Gemma; files under build/bench
+bench: build ## kvrs beside its peers: a decode step, policies, tokens/s and prefill on Gemma; files under build/bench
 	$(PY) -m benches.decode --json build/bench/decode.json --plot build/bench/decode.png
+	$(PY) -m benches.policy --json build/bench/policy.json
+	$(PY) -m benches.codecs --json build/bench/codecs.json
 	$(PY) -m benches.endtoend --json build/bench/endtoend-gemma.json
 	$(PY) -m benches.prefill --json build/bench/prefill-gemma.json
 

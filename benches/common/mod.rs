@@ -58,8 +58,17 @@ pub(crate) struct Store {
 pub(crate) fn codecs(bits: f64, shape: &LayerShape) -> [HeadCodec; 2] {
     let mut cache = ConstantCache::default();
     let mut side = |side: Side, d: usize| {
-        let context =
-            SideContext { side, d, layer: 0, seed: 1, window: Dtype::Bf16, rope: None, constant: None };
+        let context = SideContext {
+            side,
+            d,
+            layer: 0,
+            seed: 1,
+            window: Dtype::Bf16,
+            rope: None,
+            constant: None,
+            group: 0,
+            arrays: None,
+        };
         CodecSpec::turboquant(bits).build(&context, &mut cache).expect("a legal rate")
     };
     let (key, value) = (side(Side::Key, shape.key_dim), side(Side::Value, shape.value_dim));
@@ -98,7 +107,7 @@ impl Store {
         let (classes, mut table) = (&self.layer.classes[head], Table::default());
         for token in 0..self.tokens {
             let zone = if token < SINKS { Zone::Sinks } else { Zone::Window };
-            let (to, slot) = table.push_raw(zone, token, || page(&classes[0]));
+            let (to, slot) = table.push_raw(zone, token, || page(&classes[0]), |_, _| {});
             let rows = RawRows { k, v, row: 0, head, columns: &[token % DISTINCT] };
             self.cpu.store_raw(&classes[0], to, slot, rows);
             if let [raw, packed] = &classes[..] {
@@ -121,10 +130,17 @@ impl Store {
         if window < RECENT + group || !(window - RECENT).is_multiple_of(group) {
             return;
         }
-        table.seal(1, group, desc.slots as usize, page, |pages, first, to, slot| {
-            let positions: Vec<i64> = (first as i64..).take(group).collect();
-            self.cpu.seal(codecs, pages, &positions, to, slot);
-        });
+        table.seal(
+            1,
+            group,
+            desc.slots as usize,
+            page,
+            |_, _| {},
+            |pages, first, to, slot| {
+                let positions: Vec<i64> = (first as i64..).take(group).collect();
+                self.cpu.seal(codecs, pages, &positions, to, slot);
+            },
+        );
     }
 
     pub(crate) fn d(&self) -> usize {
@@ -186,7 +202,7 @@ impl<'a> Step<'a> {
             top_k: None,
         };
         let mut out = ViewMut::new("out", &mut self.out, geometry).expect("out fits");
-        cpu.attend(&call, Results { out: &mut out, lse: None, received: None, value_tiles: None });
+        cpu.attend(&call, Results { out: Some(&mut out), lse: None, received: None, value_tiles: None });
     }
 
     /// The last query of head 0, and what it gives.

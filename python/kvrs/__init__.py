@@ -10,10 +10,12 @@ A `Plan` says what to keep and how, a `KVStore` keeps it::
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from kvrs._kvrs import Array, KVStore, __version__, get_num_threads, isa, set_num_threads
-from kvrs.codecs import Raw16, TurboQuant, codecs
+from kvrs._kvrs import Array, KVStore, Snapshot, __version__, get_num_threads, isa, set_num_threads
+from kvrs.calibrated import AATC, KVTC, PALU, Calibration, KVQuant
+from kvrs.codecs import FP8, KIVI, QJL, Int8, RaBitQ, Raw16, TurboQuant, codecs
 from kvrs.custom import Attention, Custom, Facts, Needs
 from kvrs.errors import (
     ArgumentError,
@@ -27,6 +29,7 @@ from kvrs.errors import (
     SequenceError,
     ShapeError,
 )
+from kvrs.joint import Joint
 from kvrs.plan import Plan
 from kvrs.policies import (
     CAOTE,
@@ -42,21 +45,30 @@ from kvrs.policies import (
     StreamingLLM,
     policies,
 )
+from kvrs.sequence_file import SequenceFile, inspect
 from kvrs.shape import ModelShape, Rope
 from kvrs.stats import HeadSelection, LayerReport, LayerStats, Memory, PolicyStats, Stats
 from kvrs.top_k import TopK
 
 if TYPE_CHECKING:
     from kvrs import hf as hf
+    from kvrs.calibration import calibrate as calibrate
 
 __all__ = [
+    "AATC",
     "CAOTE",
+    "FP8",
     "H2O",
+    "KIVI",
+    "KVTC",
+    "PALU",
+    "QJL",
     "TOVA",
     "AdaKV",
     "ArgumentError",
     "Array",
     "Attention",
+    "Calibration",
     "CapacityError",
     "Custom",
     "DTypeError",
@@ -65,8 +77,11 @@ __all__ = [
     "Facts",
     "FormatError",
     "HeadSelection",
+    "Int8",
+    "Joint",
     "KNorm",
     "KVError",
+    "KVQuant",
     "KVStore",
     "KVWarning",
     "LayerReport",
@@ -78,13 +93,16 @@ __all__ = [
     "PlanError",
     "PolicyStats",
     "PyramidKV",
+    "RaBitQ",
     "Random",
     "Raw16",
     "Rope",
     "Scissorhands",
     "SequenceError",
+    "SequenceFile",
     "ShapeError",
     "SnapKV",
+    "Snapshot",
     "Stats",
     "StreamingLLM",
     "TopK",
@@ -92,6 +110,7 @@ __all__ = [
     "__version__",
     "codecs",
     "get_num_threads",
+    "inspect",
     "isa",
     "policies",
     "set_num_threads",
@@ -99,9 +118,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `kvrs.hf` on first use: it needs torch and transformers."""
-    if name == "hf":
-        import importlib
-
-        return importlib.import_module("kvrs.hf")
+    """Import `kvrs.hf` and `kvrs.calibrate` on first use: they need torch and transformers."""
+    if name in ("hf", "calibration"):
+        return importlib.import_module(f"kvrs.{name}")
+    if name == "calibrate":
+        return importlib.import_module("kvrs.calibration").calibrate
     raise AttributeError(f"module 'kvrs' has no attribute {name!r}")

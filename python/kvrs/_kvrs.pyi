@@ -13,12 +13,20 @@ __all__ = [
     "Array",
     "KVStore",
     "Plan",
+    "Snapshot",
     "__version__",
+    "allocate_exact",
+    "allocate_greedy",
+    "allocate_waterfill",
     "check_codec",
     "check_policy",
     "check_shape",
+    "codebook",
     "codecs",
+    "fit_rate",
+    "gaussian_distortion",
     "get_num_threads",
+    "inspect",
     "isa",
     "policies",
     "set_num_threads",
@@ -37,6 +45,54 @@ _Seqs = int | Iterable[int]
 _Mask = _Tensor | Sequence[Sequence[bool]]
 _Positions = _Tensor | Sequence[Sequence[int]]
 _Floats = _Tensor | Sequence[float]
+
+def allocate_exact(
+    weights: Sequence[float],
+    channels: Sequence[int],
+    floors: Sequence[int],
+    budget: int,
+    curve: Sequence[float] | None = None,
+) -> list[int]:
+    """Return the bits of each item with the least distortion under a budget, by dynamic programming.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        Distortion of each item at 0 bits.
+    channels : sequence of int
+        Channels of each item: what one bit more costs.
+    floors : sequence of int
+        Least bits of each item.
+    budget : int
+        Bits a token of all items together.
+    curve : sequence of float, optional
+        Distortion of a channel of unit variance at 0 to 8 bits; None: `gaussian_distortion`.
+
+    Raises
+    ------
+    ArgumentError
+        If the budget is below the floors, a number is out of its range, or there are no items.
+    """
+
+def allocate_greedy(
+    weights: Sequence[float],
+    channels: Sequence[int],
+    floors: Sequence[int],
+    budget: int,
+    curve: Sequence[float] | None = None,
+) -> list[int]:
+    """Return the bits of each item by marginal gain: the optimum for items of one size and a convex curve.
+
+    Equal gains go to the lower item. Parameters and errors as for `allocate_exact`.
+    """
+
+def allocate_waterfill(
+    weights: Sequence[float], channels: Sequence[int], floors: Sequence[int], budget: int
+) -> list[int]:
+    """Return the bits of each item by reverse water-filling: ``1/2 log2(w / level)``, rounded, by bisection.
+
+    Parameters and errors as for `allocate_exact`.
+    """
 
 def check_codec(spec: str) -> None:
     """Check the parameters of a codec, given as JSON.
@@ -70,6 +126,15 @@ def check_shape(shape: str) -> None:
         Naming the field, its layer, its value and what is allowed.
     """
 
+def codebook(bits: int) -> list[float]:
+    """Return the values of the gaussian codebook of a width, ascending.
+
+    Raises
+    ------
+    ArgumentError
+        If `bits` is not 1 to 8.
+    """
+
 def codecs() -> list[str]:
     """Return the names of the codecs of this version."""
 
@@ -85,8 +150,31 @@ def set_num_threads(n: int) -> None:
         If `n` is below 1.
     """
 
+def fit_rate(bits: Sequence[float], distortion: Sequence[float]) -> tuple[float, float, list[float]]:
+    """Return ``alpha``, ``beta`` and the curve of a quantiser's distortion ``alpha * beta**-bits``.
+
+    A least-squares line in the logarithm (arXiv:2605.06675); the curve is for the allocations.
+
+    Raises
+    ------
+    ArgumentError
+        If there are fewer than two numbers of bits, or more bits are not better.
+    """
+
+def gaussian_distortion() -> list[float]:
+    """Return the distortion of a gaussian channel of unit variance at 0 to 8 bits."""
+
 def get_num_threads() -> int:
     """Return how many threads stores use; by default the cores that this process may use."""
+
+def inspect(path: str | os.PathLike[str]) -> str:
+    """Return what a sequence file says of itself, as JSON.
+
+    Raises
+    ------
+    FormatError
+        If it cannot be read, is cut, of another version or no sequence.
+    """
 
 def isa() -> str:
     """Return the instruction set that stores use: ``"scalar"``, ``"avx2"`` or ``"avx512"``.
@@ -145,6 +233,7 @@ class Plan:
         spec: str,
         key_offset: Iterable[_Tensor | None] | None = None,
         value_offset: Iterable[_Tensor | None] | None = None,
+        arrays: dict[str, _Tensor] | None = None,
     ) -> Plan: ...
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -177,6 +266,9 @@ class Plan:
     @property
     def value_offset(self) -> list[Array | None] | None:
         """Constant of the values of each layer, float32 ``[kv_heads, value_dim]``."""
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of the calibration, by name."""
     def memory(self, tokens: int, batch: int) -> Memory:
         """Return the bytes that `batch` sequences of `tokens` tokens will take.
 
@@ -187,6 +279,17 @@ class Plan:
         """
     def describe(self) -> list[LayerReport]:
         """Return what the plan does with the tokens of each layer."""
+
+@final
+class Snapshot:
+    """The tokens of a sequence at one moment, from which others start: by `KVStore.snapshot` or `match`.
+
+    Its pages live as long as it does.
+    """
+
+    @property
+    def length(self) -> int:
+        """Tokens that it holds."""
 
 @final
 class KVStore:
@@ -241,15 +344,15 @@ class KVStore:
     @property
     def device(self) -> str:
         """Where the store lies: ``"cpu"``."""
-    def new(self, n: int = 1, from_: None = None) -> list[int]:
-        """Make `n` empty sequences.
+    def new(self, n: int = 1, from_: Snapshot | None = None) -> list[int]:
+        """Make `n` sequences, empty or with the tokens of a snapshot.
 
         Parameters
         ----------
         n : int
             How many.
-        from_ : None
-            A snapshot to start from; this version makes none.
+        from_ : Snapshot, optional
+            What they start with: its pages are shared, and copied by whoever first writes into one.
 
         Returns
         -------
@@ -259,7 +362,9 @@ class KVStore:
         Raises
         ------
         ArgumentError
-            If `n` is negative or `from_` is not None.
+            If `n` is negative, or `from_` is a snapshot of another store.
+        CapacityError
+            If the page tables do not fit.
         """
     def append(
         self,
@@ -523,10 +628,177 @@ class KVStore:
     def truncate(self, seq: int, n: int) -> None:
         """Bring all layers of a sequence to its first `n` tokens: the repair after any error.
 
+        Codes before `n` stay bit for bit; a page that is cut is closed and the next group starts at `n`.
+
         Raises
         ------
         SequenceError, ArgumentError
-            If the id is unknown; if `n` is negative or above the length.
+            If the id is unknown; if `n` is negative or above the length; if a sliding window has dropped
+            what a query at `n` would see (more than 64 tokens back), or a policy that acts whenever a group
+            leaves the window has evicted behind `n`. To 0 and to its length a sequence can always be
+            truncated.
+        """
+    def drop_last(self, seq: int, n: int) -> None:
+        """Take back the newest `n` tokens, as `truncate` to what is left.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            As `truncate`.
+        """
+    def remove(self, seq: int, start: int, stop: int) -> None:
+        """Remove the tokens with indices ``start .. stop - 1`` from all layers and heads.
+
+        Sinks and recent tokens may go too. What is left keeps its index and position and the length stays, so
+        that the next token follows as if nothing had gone, and `truncate` counts the removed tokens.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            If the id is unknown; if the range does not lie inside the sequence.
+        """
+    def fork(self, seq: int) -> int:
+        """Make a sequence with the same tokens; its pages are shared until one of the two writes into them.
+
+        Statistics of policies are copied, and an open prompt is open in both. The two may be freed in any
+        order.
+
+        Returns
+        -------
+        int
+            The id of the new sequence.
+
+        Raises
+        ------
+        SequenceError
+            If the id is unknown, or layers differ in length.
+        CapacityError
+            If the page tables do not fit.
+        """
+    def reorder(self, seqs: _Seqs, index: _Tensor | Sequence[int]) -> None:
+        """Let ``seqs[i]`` hold what ``seqs[index[i]]`` held; ids stay, and no sealed page is copied.
+
+        Parameters
+        ----------
+        seqs : list of int
+            Sequences.
+        index : list of int or int tensor
+            One row a sequence; rows named twice share pages, rows not named are dropped.
+
+        Raises
+        ------
+        SequenceError, ArgumentError, ShapeError
+            If an id is unknown or given twice, or layers differ in length; if an index is out of range; if
+            their number is not that of the sequences.
+        CapacityError
+            If the page tables do not fit.
+        """
+    def select_rows(self, seqs: _Seqs, index: _Tensor | Sequence[int]) -> list[int]:
+        """Make sequences that hold what ``seqs[index[i]]`` held, and free those of `seqs`.
+
+        Parameters
+        ----------
+        seqs : list of int
+            Sequences.
+        index : list of int or int tensor
+            Rows, in any number and order.
+
+        Returns
+        -------
+        list of int
+            The new ids, one an index.
+
+        Raises
+        ------
+        SequenceError, ArgumentError, CapacityError
+            As `reorder`.
+        """
+    def snapshot(self, seq: int) -> Snapshot:
+        """Name the tokens that a sequence has now, for ``new(from_=...)``.
+
+        Raises
+        ------
+        SequenceError, CapacityError
+            As `fork`.
+        """
+    def publish(self, seq: int, token_ids: _Tensor | Sequence[int]) -> int:
+        """Publish the whole blocks of 64 tokens that a sequence begins with, for `match`.
+
+        Published prefixes that nobody holds make way for new pages where the capacity ends, the least
+        recently used first.
+
+        Parameters
+        ----------
+        seq : int
+            Sequence.
+        token_ids : list of int or int tensor ``[n]``
+            The ids of its tokens, from the first on.
+
+        Returns
+        -------
+        int
+            Tokens that were published, a multiple of 64.
+
+        Raises
+        ------
+        SequenceError, ArgumentError, CapacityError
+            If the id is unknown, a prompt is open, there are more ids than tokens, or the sequence cannot be
+            truncated to the whole blocks; if the page tables do not fit.
+        """
+    def match(self, token_ids: _Tensor | Sequence[int]) -> tuple[Snapshot | None, int]:
+        """Find the longest published prefix of some tokens.
+
+        Parameters
+        ----------
+        token_ids : list of int or int tensor ``[n]``
+            Token ids from the first on.
+
+        Returns
+        -------
+        snapshot : Snapshot or None
+            What to start from; None if nothing is published that serves.
+        n : int
+            Tokens that it holds, a multiple of 64.
+
+        Raises
+        ------
+        CapacityError
+            If the page tables of a longer prefix, cut to these tokens, do not fit.
+        """
+    def save(self, path: str | os.PathLike[str], seq: int, compress: str | None = None) -> None:
+        """Save a sequence as one file, replacing an older one as a whole; the sequence goes on.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to. The file is written beside it, synced and renamed: the path holds the old or the new
+            file.
+        seq : int
+            Sequence, between two steps and outside of a prompt.
+        compress : {None, "deflate"}
+            Compression without loss, for files that are kept for long.
+
+        Raises
+        ------
+        SequenceError, ArgumentError
+            If the id is unknown, a prompt is open, or layers differ in length; for another compression.
+        FormatError
+            If the file cannot be written; the old one and nothing else is there then.
+        """
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Load a sequence that a store of the same plan saved; it goes on as the saved one would have.
+
+        Returns
+        -------
+        int
+            Its id in this store.
+
+        Raises
+        ------
+        FormatError
+            If the file cannot be read, is cut, damaged, of another plan, type or version.
+        CapacityError
+            If its pages do not fit.
         """
     def free(self, seq: int) -> None:
         """Free a sequence; its id is never used again.
@@ -537,7 +809,7 @@ class KVStore:
             If the id is unknown.
         """
     def reset(self) -> None:
-        """Free all sequences."""
+        """Free all sequences and forget all published prefixes."""
     def stats(self) -> Stats:
         """Count what the store holds."""
     def check(self) -> None:

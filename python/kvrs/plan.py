@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvrs import _kvrs
-from kvrs.codecs import Codec
+from kvrs.calibrated import Calibration
+from kvrs.codec import Codec
 from kvrs.codecs import from_spec as codec_of
 from kvrs.custom import Custom
 from kvrs.errors import FormatError, PlanError
+from kvrs.joint import Joint
 from kvrs.policies import from_spec as policy_of
 from kvrs.policy import Policy
 from kvrs.settings import Setting, of_layers
@@ -36,7 +38,9 @@ class _Settings:
     keys: tuple[Codec, ...]
     values: tuple[Codec, ...]
     evict: tuple[Policy | None, ...]
+    joint: dict[str, Any] | None
     attend: TopK | None
+    calibration: dict[str, Any] | None
     prompt_budget: int | None
     sinks: int
     recent: int
@@ -51,7 +55,9 @@ class _Settings:
                 "keys": [codec.spec() for codec in self.keys],
                 "values": [codec.spec() for codec in self.values],
                 "evict": [policy and policy.spec() for policy in self.evict],
+                "joint": self.joint,
                 "attend": self.attend and self.attend.spec(),
+                "calibration": self.calibration,
                 "prompt_budget": self.prompt_budget,
                 "sinks": self.sinks,
                 "recent": self.recent,
@@ -70,7 +76,8 @@ class _Settings:
         policy = tuple(spec and policy_of(spec) for spec in evict)
         attend = fields.pop("attend", None)
         top_k = attend and setting_of("attend", {TopK.name: TopK}, attend)
-        fields.setdefault("prompt_budget", None)
+        for absent in ("prompt_budget", "calibration", "joint"):
+            fields.setdefault(absent, None)
         return cls(shape=shape, keys=keys, values=values, evict=policy, attend=top_k, **fields)
 
 
@@ -86,8 +93,12 @@ class Plan:
     evict : Policy, sequence of (Policy or None), or None
         Which tokens stay: one policy for all layers with full attention, or one a layer. Layers with a
         sliding window keep what the window shows and take no policy.
+    joint : Joint, optional
+        In place of ``evict``: tokens and rates are chosen together at the end of a prompt.
     attend : TopK, optional
         Attention over the largest scores of each query only; None: over all kept tokens.
+    calibration : Calibration, optional
+        Data of codecs that need some (`kvrs.calibrate` makes plans with it).
     prompt_budget : int, optional
         Most tokens of an open prompt, which stay uncompressed until a policy has seen all of it; more are an
         error. None: no limit.
@@ -131,7 +142,9 @@ class Plan:
         values: Codecs,
         *,
         evict: Policies = None,
+        joint: Joint | None = None,
         attend: TopK | None = None,
+        calibration: Calibration | None = None,
         prompt_budget: int | None = None,
         sinks: int = 4,
         recent: int = 128,
@@ -145,13 +158,19 @@ class Plan:
             raise PlanError(f"shape is {shape!r}; allowed: a kvrs.ModelShape")
         if attend is not None and not isinstance(attend, TopK):
             raise PlanError(f"attend is {attend!r}; allowed: None, or top-k attention as kvrs.TopK(k=256)")
+        if joint is not None and not isinstance(joint, Joint):
+            raise PlanError(f"joint is {joint!r}; allowed: None, or a kvrs.Joint")
+        if calibration is not None and not isinstance(calibration, Calibration):
+            raise PlanError(f"calibration is {calibration!r}; allowed: None, or a kvrs.Calibration")
         layers = shape.layers
         self._settings = _Settings(
             shape=shape,
             keys=_codecs("keys", keys, layers),
             values=_codecs("values", values, layers),
             evict=_policies(evict, shape),
+            joint=None if joint is None else joint.spec(layers),
             attend=attend,
+            calibration=None if calibration is None else calibration.spec(),
             prompt_budget=None if prompt_budget is None else _count("prompt_budget", prompt_budget),
             sinks=_count("sinks", sinks),
             recent=_count("recent", recent),
@@ -163,7 +182,11 @@ class Plan:
             self._settings.to_json(),
             _offsets("key_offset", key_offset, layers),
             _offsets("value_offset", value_offset, layers),
+            None if calibration is None else dict(calibration.arrays),
         )
+        if joint is not None:
+            # A size given as text reads as a number there.
+            self._settings = replace(self._settings, joint=json.loads(self.native.spec)["joint"])
 
     @classmethod
     def for_model(
@@ -277,9 +300,21 @@ class Plan:
         return self._settings.evict
 
     @property
+    def joint(self) -> Joint | None:
+        """Tokens and rates chosen together; None: not."""
+        kept = self._settings.joint
+        return None if kept is None else Joint.from_spec(kept)
+
+    @property
     def attend(self) -> TopK | None:
         """Attention over the largest scores only; None: over all kept tokens."""
         return self._settings.attend
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured of the model; None: no codec needs it."""
+        kept = self._settings.calibration
+        return None if kept is None else Calibration(self.native.arrays, **kept)
 
     @property
     def prompt_budget(self) -> int | None:

@@ -126,6 +126,9 @@ class SnapKV(Policy):
     `window` queries i of p[i, j])``. Each query is first reduced over the heads of its group, so that one set
     is kept per key-value head. Defaults are those of the published experiments.
 
+    Tokens that follow are all kept. When another prompt on the same sequence ends, as in the second turn of a
+    conversation, the policy chooses again among everything that is left, for the same budget.
+
     Parameters
     ----------
     budget : int, float or str

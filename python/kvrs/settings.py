@@ -40,7 +40,12 @@ class Setting:
     def _check_field(self, name: str, value: Any) -> None:
         """Refuse what JSON cannot carry, so that the message still names the field."""
         what = f"{type(self).__name__}.{name}"
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, str))):
+        switch = any(field.name == name and field.type == "bool" for field in fields(self))
+        if switch != isinstance(value, bool):
+            raise PlanError(
+                f"{what} is {value!r}; allowed: {'True or False' if switch else 'a number or text'}"
+            )
+        if value is not None and not isinstance(value, (int, float, str)):
             raise PlanError(f"{what} is {value!r}; allowed: a number or a string")
         if isinstance(value, float) and not math.isfinite(value):
             raise PlanError(f"{what} is {value!r}; allowed: a finite number")

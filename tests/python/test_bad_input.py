@@ -137,7 +137,7 @@ BAD: dict[str, tuple[Callable[[kvrs.KVStore, list[int]], Any], type, list[str]]]
     "reserve_all": (lambda s, seqs: s.reserve(seqs, 10**9), kvrs.CapacityError, ["capacity"]),
     "new_negative": (lambda s, _: s.new(-1), kvrs.ArgumentError, ["n ", "-1"]),
     "new_float": (lambda s, _: s.new(1.0), TypeError, ["n ", "1.0"]),
-    "new_from": (lambda s, _: s.new(1, from_="x"), kvrs.ArgumentError, ["from_", "None"]),
+    "new_from": (lambda s, _: s.new(1, from_="x"), TypeError, ["from_", "None"]),
 }
 
 

@@ -216,3 +216,68 @@ def test_clocks_leave_no_trace_on_the_attention_functions() -> None:
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not before
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     assert "update" not in vars(cache)
+
+
+def test_every_policy_has_a_step_beside_attention_over_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from benches import policy
+
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "CODECS", {"4 bits": kvrs.TurboQuant(4)})
+    rows = policy.steps(300, 1e-3)
+    assert [row["policy"] for row in rows] == [*policy.policies(300)]
+    for row in rows:
+        assert row["attend_ms"] > 0, row
+        assert row["to_attend"] == pytest.approx(row["step_ms"] / row["attend_ms"])
+    assert rows[0]["to_plain"] == 1.0
+    record = {"machine": machine.describe(), "kept": 300, "threads": 1, "model": "none", "steps": rows}
+    shown = paper()
+    policy.show(record, shown)
+    assert all(name in written(shown) for name in policy.policies(300))
+    assert max(map(len, written(shown).splitlines())) <= policy.WIDTH
+
+
+def test_steps_that_evict_hold_their_budget_and_others_return_to_their_length() -> None:
+    from benches import policy
+
+    for name, made in policy.policies(300).items():
+        attend, step = policy.forms(kvrs.Raw16(), name, made, 300)
+        store, seqs = step.step.func.__self__, step.step.args[-1]
+        assert attend.step.func.__self__ is store
+        for _ in range(40):
+            timing.once(step)
+        kept = len(store.kept_positions(seqs[0], 0, 0))
+        assert 150 <= kept <= 300 + 15, name
+        assert (store.length(seqs[0]) > 400) == (name not in ("none", "snapkv"))
+
+
+def test_the_end_of_a_prompt_is_a_share_of_the_scaled_time_of_a_shorter_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from benches import policy
+
+    monkeypatch.setattr(policy, "PLAN", "keys=turboquant:4,values=turboquant:4,evict=snapkv:192")
+    made = policy.prompt_end(tiny_model(), 400, 100, runs=1)
+    assert made["scaled_s"] == pytest.approx(4 * made["forward_s"])
+    assert 0 < made["selection_s"] == pytest.approx(made["share"] * made["scaled_s"])
+    record = {"machine": machine.describe(), "kept": 1, "threads": 1, "model": "tiny", "steps": []}
+    shown = paper()
+    policy.show(record | {"prompt_end": made}, shown)
+    assert "SnapKV at the end of 400 tokens" in written(shown).replace("\n", " ")
+
+
+def test_every_codec_is_timed_over_a_store_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benches import codecs
+
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
+    case = inputs.make(300)
+    rows = {row["codec"]: row for row in codecs.measure(case, 1e-3)}
+    assert {"raw16", "turboquant 4", "kivi 2", "aatc 4", "kvquant 4"} <= set(rows)
+    assert rows["turboquant 4"]["to_base"] == 1.0
+    assert rows["aatc 4"]["path"] == "dot"
+    assert rows["kvquant 4"]["path"] == "tile"
+    result = {"tokens": 300, "threads": 1, "rows": list(rows.values())}
+    shown = paper()
+    shown.print(codecs.table(result))
+    assert "turboquant" in written(shown)

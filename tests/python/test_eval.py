@@ -93,7 +93,7 @@ def test_a_specification_gives_its_settings(line: str, settings: dict[str, Any])
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("turbo:4", "codec is 'turbo'; allowed: raw16, turboquant"),
+        ("turbo:4", "codec is 'turbo'; allowed: aatc, fp8, int8, kivi, "),
         ("keys=turboquant:4", "has no values"),
         ("turboquant:4,window=3", "setting is 'window'; allowed: keys, values, evict, "),
         ("turboquant:4,keys=raw16", "'keys' is given twice"),
@@ -288,7 +288,7 @@ def test_the_command_refuses_a_wrong_plan_before_it_fetches_a_model(
 ) -> None:
     monkeypatch.setattr(models, "load", lambda *_args, **_options: pytest.fail("the model was fetched"))
     assert cli.evaluate_command(["perplexity", "--plan", "kivi9:2"]) == 2
-    assert "codec is 'kivi9'; allowed: raw16, turboquant" in capsys.readouterr().err
+    assert "codec is 'kivi9'; allowed: aatc, fp8, " in capsys.readouterr().err
 
 
 def test_windows_are_those_of_the_first_documents() -> None:
@@ -427,3 +427,26 @@ def test_gemma_loses_little_at_four_bits_and_some_at_three(line: str, most: floa
     documents = texts.documents("gemma", tokenizer, ["wiki"], 384)
     result = perplexity.evaluate(model, "gemma", plan(model, line), documents, results.Record(None))
     assert 0.99 < result["ratio"]["wiki"] < most
+
+
+def test_the_page_of_codecs_is_written_between_its_marks(tmp_path: Path) -> None:
+    from kvrs.eval import quantisers
+
+    row = {"spec": "rabitq:4", "method": "rabitq", "ratio": {"wiki": 1.01}, "bits_per_element": 4.5}
+    row |= {"bytes": 3 << 20, "compression": 3.5}
+    result = {"texts": {"wiki": 1024}, "tokens": 8192, "rows": [row]}
+    (tmp_path / "gemma-quantisers.json").write_text(json.dumps(result))
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{quantisers.FIRST}old{quantisers.LAST}\nafter\n")
+    for _ in range(2):
+        assert quantisers.main(["--results", str(tmp_path), "--out", str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith("before")
+        assert text.endswith("after\n")
+        assert (
+            "| `rabitq:4` | codes on an even grid, a scale a token | 4.50 | 3.00 | 3.50x | 1.0100 |" in text
+        )
+        assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="no marks"):
+        quantisers.main(["--results", str(tmp_path), "--out", str(page)])

@@ -216,9 +216,8 @@ def test_reset_empties_the_cache_for_another_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 3}, "num_beams is 3"),
-        ({"prompt_lookup_num_tokens": 2}, "assisted_generation|prompt_lookup_num_tokens"),
         ({"use_cache": False}, "use_cache is False"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions is True"),
     ],
 )
 def test_ways_of_generating_that_need_more_are_refused_before_the_first_step(
@@ -230,21 +229,6 @@ def test_ways_of_generating_that_need_more_are_refused_before_the_first_step(
     with pytest.raises(kvrs.KVError, match=message):
         model.generate(**inputs, max_new_tokens=2, **{CACHE_ARGUMENT: cache}, **options)
     assert cache.seqs == []
-
-
-@pytest.mark.parametrize(
-    ("method", "argument"),
-    [
-        ("reorder_cache", [0]),
-        ("crop", -1),
-        ("batch_repeat_interleave", 2),
-        ("batch_select_indices", [0]),
-    ],
-)
-def test_changes_of_rows_and_length_are_refused(method: str, argument: Any) -> None:
-    cache = kvrs.hf.KVCache(llama(), raw_plan(llama()))
-    with pytest.raises(kvrs.KVError, match=method):
-        getattr(cache, method)(argument)
 
 
 def test_attention_without_a_kvrs_cache_is_refused() -> None:

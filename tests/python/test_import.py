@@ -49,6 +49,8 @@ assert "torch" not in sys.modules
 def test_the_catalogues_name_what_this_version_has() -> None:
     import kvrs
 
-    assert kvrs.codecs() == [kvrs.Raw16, kvrs.TurboQuant]
+    assert {kvrs.Raw16, kvrs.TurboQuant, kvrs.RaBitQ, kvrs.QJL, kvrs.KIVI} < set(kvrs.codecs())
+    assert {kvrs.Int8, kvrs.FP8, kvrs.AATC, kvrs.KVQuant, kvrs.PALU, kvrs.KVTC} < set(kvrs.codecs())
+    assert len(kvrs.codecs()) == 11
     assert kvrs._kvrs.policies() == [policy.name for policy in kvrs.policies()]
     assert kvrs._kvrs.codecs() == [codec.name for codec in kvrs.codecs()]

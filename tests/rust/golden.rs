@@ -212,6 +212,8 @@ impl Cases {
                 window: Dtype::F16,
                 rope: Some(&self.rope),
                 constant: offset.then(|| self.constant(side).into()),
+                group: 0,
+                arrays: None,
             };
             CodecSpec::turboquant(bits).build(&context, cache).unwrap()
         };

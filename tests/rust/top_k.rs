@@ -143,7 +143,7 @@ fn extend_ranks_its_own_tokens_too() {
     let tokens = Tokens { k: k.view(), v: v.view(), mask: None, positions: None };
     store.extend(0, &seqs, &Queries::new(q.view()), &tokens, &mut out.view_mut(), None).unwrap();
     out.view().read_row([0, 0, 0], &mut row);
-    assert_eq!(row, [3.0; DIM]);
+    assert!(row.iter().all(|x| (x - 3.0).abs() < 1e-5), "{row:?}");
 }
 
 #[test]

@@ -87,8 +87,8 @@ pub struct Received<'a> {
 /// Where the results of an attention call go.
 #[derive(Debug)]
 pub struct Results<'a, 'v> {
-    /// Filled, `[rows, query_heads, columns, value_dim]`. Padding columns become zeros.
-    pub out: &'a mut ViewMut<'v>,
+    /// Filled, `[rows, query_heads, columns, value_dim]`. Padding columns become zeros. `None`: values are not read.
+    pub out: Option<&'a mut ViewMut<'v>>,
     /// Log-sum-exp `[rows, query_heads, columns]` (natural log; -inf where a query sees nothing, whose output is zero).
     pub lse: Option<&'a mut [f32]>,
     /// Attention received by each token.
@@ -149,6 +149,15 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
         from: (&Page<Self::Chunk>, usize),
         to: (&mut Page<Self::Chunk>, usize),
     );
+
+    /// Copies all bytes of a page to another of the same size.
+    fn copy_page(&self, from: &Page<Self::Chunk>, to: &mut Page<Self::Chunk>);
+
+    /// Copies all bytes of a page to host memory of that size.
+    fn read_page(&self, page: &Page<Self::Chunk>, out: &mut [u8]);
+
+    /// Fills a page with as many bytes of host memory.
+    fn write_page(&self, page: &mut Page<Self::Chunk>, bytes: &[u8]);
 
     /// Decodes slot `slot` of an entry for head `head` of its group: keys `[key_dim]`, values `[value_dim]`.
     fn decode_slot(

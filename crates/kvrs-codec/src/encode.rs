@@ -1,10 +1,21 @@
 //! Encoding of token groups: stages that every codec shares, and the codec of rotations with one scale a token.
 
+mod bound;
+mod largest;
+mod minmax;
+mod sketch;
+
+pub use bound::{BOUND_SCALE, BoundEncoder};
+pub use largest::{LargestEncoder, Target};
+pub use minmax::MinMaxEncoder;
+pub use sketch::SketchEncoder;
+
 use crate::codebook::Book;
 use crate::codec::{HeadCodec, SideCodec};
 use crate::desc::{PageDesc, Side, SideDesc, TILE};
 use crate::layout;
 use crate::scale::{self, ScaleRule};
+use half::f16;
 
 /// Layout and constants that an encoder writes by.
 #[derive(Debug, Clone, Copy)]
@@ -30,11 +41,15 @@ impl<'a> EncodeContext<'a> {
         self.page.side(self.side)
     }
 
-    /// Takes the key offset at `position` and the mean out of a row `[d]`.
+    /// Undoes the rotary embedding at `position` where keys are stored without it, and takes the key offset and the
+    /// mean out of a row `[d]`.
     ///
     /// # Panics
     /// If the row is not as long as the constants.
     pub fn centre(&self, position: i64, row: &mut [f32]) {
+        if let Some(rope) = &self.codec.rope {
+            rope.rotate(-position, row);
+        }
         if let Some(offset) = &self.codec.offset {
             offset.subtract(position, row);
         }
@@ -50,6 +65,44 @@ impl<'a> EncodeContext<'a> {
     pub fn write_scale(&self, page: &mut [u8], index: u32, slot: usize, scale: f32) {
         let at = self.desc().scales_at as usize + 2 * (index as usize * self.page.slots as usize + slot);
         page[at..at + 2].copy_from_slice(&scale::to_f16(scale).to_le_bytes());
+    }
+
+    /// Writes the f16 pair `index` of scale and minimum on the summed axis.
+    ///
+    /// # Panics
+    /// If the page is too short.
+    pub fn write_inner(&self, page: &mut [u8], index: usize, scale: f16, minimum: f16) {
+        let at = self.desc().inner_at as usize + 4 * index;
+        page[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        page[at + 2..at + 4].copy_from_slice(&minimum.to_le_bytes());
+    }
+
+    /// Centres each row, lets `row` write its codes `[n]` (and its scales into the page, at its slot), and packs the
+    /// codes of every tile.
+    ///
+    /// # Panics
+    /// If the rows are no whole tiles or have no position each.
+    fn by_rows(
+        &self,
+        rows: &[f32],
+        positions: &[i64],
+        page: &mut [u8],
+        slot: usize,
+        mut row: impl FnMut(&[f32], &mut [u8], &mut [u8], usize),
+    ) {
+        let desc = self.desc();
+        let (d, n) = (rows.len() / positions.len().max(1), desc.n as usize);
+        assert!(positions.len().is_multiple_of(TILE) && slot.is_multiple_of(TILE), "whole tiles");
+        assert_eq!(rows.len(), positions.len() * d, "one position per token");
+        let (mut x, mut codes) = (vec![0.0; d], vec![0; TILE * n]);
+        for (token, &position) in positions.iter().enumerate() {
+            x.copy_from_slice(&rows[token * d..(token + 1) * d]);
+            self.centre(position, &mut x);
+            row(&x, &mut codes[token % TILE * n..][..n], page, slot + token);
+            if token % TILE == TILE - 1 {
+                self.write_codes(page, (slot + token) / TILE, &codes);
+            }
+        }
     }
 
     /// Packs the codes `[16][n]` of tile `tile`, run by run.
@@ -105,8 +158,6 @@ pub struct ScaledEncoder {
 
 /// Working memory of one row.
 struct Scratch {
-    /// Centred vector `[d]`.
-    x: Vec<f32>,
     /// Stored channels of unit variance `[n]`.
     u: Vec<f32>,
     /// Values of their codes `[n]`.
@@ -122,22 +173,11 @@ impl Encode for ScaledEncoder {
         page: &mut [u8],
         slot: usize,
     ) {
-        let transform = &context.codec.transform;
-        let (d, n) = (transform.d(), context.desc().n as usize);
-        assert!(rows.len().is_multiple_of(TILE * d) && slot.is_multiple_of(TILE), "whole tiles");
-        assert_eq!(rows.len(), positions.len() * d, "one position per token");
-        let mut scratch = Scratch { x: vec![0.0; d], u: vec![0.0; n], v: vec![0.0; n] };
-        let mut codes = vec![0; TILE * n];
-        for (token, (row, &position)) in rows.chunks_exact(d).zip(positions).enumerate() {
-            let at = token % TILE * n;
-            scratch.x.copy_from_slice(row);
-            context.centre(position, &mut scratch.x);
-            let scale = self.row(context, &mut scratch, &mut codes[at..at + n]);
-            context.write_scale(page, 0, slot + token, scale);
-            if token % TILE == TILE - 1 {
-                context.write_codes(page, (slot + token) / TILE, &codes);
-            }
-        }
+        let mut scratch = Scratch::new(context);
+        context.by_rows(rows, positions, page, slot, |x, codes, page, slot| {
+            let scale = self.row(context, x, &mut scratch, codes);
+            context.write_scale(page, 0, slot, scale);
+        });
     }
 
     fn as_scaled(&self) -> Option<&ScaledEncoder> {
@@ -145,12 +185,19 @@ impl Encode for ScaledEncoder {
     }
 }
 
+impl Scratch {
+    fn new(context: &EncodeContext<'_>) -> Self {
+        let n = context.desc().n as usize;
+        Self { u: vec![0.0; n], v: vec![0.0; n] }
+    }
+}
+
 impl ScaledEncoder {
-    /// Codes `[n]` and scale of the centred row in `scratch`.
-    fn row(&self, context: &EncodeContext<'_>, scratch: &mut Scratch, codes: &mut [u8]) -> f32 {
+    /// Codes `[n]` and scale of the centred row `x`.
+    fn row(&self, context: &EncodeContext<'_>, x: &[f32], scratch: &mut Scratch, codes: &mut [u8]) -> f32 {
         let transform = &context.codec.transform;
         let (d, live) = (transform.d(), transform.live());
-        let Scratch { x, u, v } = scratch;
+        let Scratch { u, v } = scratch;
         transform.analyse(x, u);
         let (norm, factor) = if self.rule == ScaleRule::Rms {
             let rms = scale::rms(&u[..live]);

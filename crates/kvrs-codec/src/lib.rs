@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod calibrated;
 pub mod codebook;
 pub mod codec;
 pub mod desc;
 pub mod encode;
 pub mod layout;
+pub mod nonuniform;
 pub mod offset;
 pub mod phasor;
 pub mod quant;

@@ -8,6 +8,10 @@ use crate::desc::Side;
 pub const ROTATION_SIGNS: u64 = 1;
 /// Purpose word of the reflections of the dense rotation.
 pub const DENSE_ROTATION: u64 = 2;
+/// Purpose word of a gaussian sketch matrix, with 256 times its rows added.
+pub const SKETCH: u64 = 3;
+/// Purpose word of the reflections of an orthogonal sketch matrix.
+pub const ORTHOGONAL_SKETCH: u64 = 4;
 
 /// Mean of the sum of twelve uniform u16.
 const GAUSSIAN_MEAN: i64 = 393_210;

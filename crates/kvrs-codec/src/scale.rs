@@ -162,6 +162,12 @@ pub fn to_f16(scale: f32) -> f16 {
     f16::from_f32(scale.min(F16_MAX))
 }
 
+/// `x` of either sign as f16, nearest even, saturated at 65504; a zero is positive.
+#[must_use]
+pub fn signed_f16(x: f32) -> f16 {
+    f16::from_f32(x.clamp(-F16_MAX, F16_MAX) + 0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +200,7 @@ mod tests {
         assert_eq!(to_f16(f32::INFINITY).to_f32(), 65504.0);
         assert_eq!(to_f16(1.0 + 2f32.powi(-11)).to_f32(), 1.0);
         assert_eq!(to_f16(1.0 + 3.0 * 2f32.powi(-11)).to_f32(), 1.0 + 2f32.powi(-9));
+        assert_eq!((signed_f16(-1e9).to_f32(), signed_f16(-0.0).to_bits()), (-65504.0, 0));
     }
 
     #[test]

@@ -27,10 +27,21 @@ pub enum Transform {
         /// Channels.
         d: usize,
     },
-    /// A matrix with orthonormal rows, followed by zero rows up to `n`.
+    /// A matrix with orthonormal rows, or of random ones for a sketch, followed by zero rows up to `n`.
     Dense {
         /// Analysis matrix `[n][d]`.
         matrix: Arc<[f32]>,
+        /// Channels.
+        d: usize,
+        /// Stored channels, a multiple of 16.
+        n: usize,
+    },
+    /// Two matrices out of data: what is stored and how much each stored channel adds need not be transposes.
+    Pair {
+        /// Analysis matrix `[n][d]`.
+        analysis: Arc<[f32]>,
+        /// Transpose of the synthesis `[n][d]`: what one unit of each stored channel adds to a vector.
+        synthesis: Arc<[f32]>,
         /// Channels.
         d: usize,
         /// Stored channels, a multiple of 16.
@@ -43,7 +54,10 @@ impl Transform {
     #[must_use]
     pub fn d(&self) -> usize {
         match self {
-            Self::Identity { d } | Self::Hadamard { d, .. } | Self::Dense { d, .. } => *d,
+            Self::Identity { d }
+            | Self::Hadamard { d, .. }
+            | Self::Dense { d, .. }
+            | Self::Pair { d, .. } => *d,
         }
     }
 
@@ -51,7 +65,7 @@ impl Transform {
     #[must_use]
     pub fn n(&self) -> usize {
         match self {
-            Self::Dense { n, .. } => *n,
+            Self::Dense { n, .. } | Self::Pair { n, .. } => *n,
             _ => self.d().next_multiple_of(16),
         }
     }
@@ -59,7 +73,10 @@ impl Transform {
     /// Stored channels that carry something; those behind them are padding, whose code is 0.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.n().min(self.d())
+        match self {
+            Self::Pair { n, .. } => *n,
+            _ => self.n().min(self.d()),
+        }
     }
 
     /// Bytes of the constants.
@@ -70,6 +87,7 @@ impl Transform {
             Self::Hadamard { signs: constants, .. } | Self::Dense { matrix: constants, .. } => {
                 size_of_val(&**constants)
             }
+            Self::Pair { analysis, synthesis, .. } => size_of_val(&**analysis) + size_of_val(&**synthesis),
         }
     }
 
@@ -89,7 +107,9 @@ impl Transform {
                 y.copy_from_slice(x);
                 hadamard(signs, *d, y);
             }
-            Self::Dense { matrix, d, .. } => dense_in_order(matrix, *d, x, y),
+            Self::Dense { matrix, d, .. } | Self::Pair { analysis: matrix, d, .. } => {
+                dense_in_order(matrix, *d, x, y);
+            }
         }
     }
 
@@ -122,7 +142,7 @@ impl Transform {
                     *v *= factor;
                 }
             }
-            Self::Dense { matrix, d, n } => {
+            Self::Dense { matrix, d, n } | Self::Pair { synthesis: matrix, d, n, .. } => {
                 assert!(q.len() == *d && z.len() == *n, "vectors of the transform's dimensions");
                 z.iter_mut().zip(matrix.chunks_exact(*d)).for_each(|(z, row)| *z = dot(row, q));
             }
@@ -145,7 +165,7 @@ impl Transform {
                 let factor = Self::orthonormal_factor(*d);
                 out.iter_mut().zip(x).for_each(|(o, x)| *o += *x * factor);
             }
-            Self::Dense { matrix, d, .. } => {
+            Self::Dense { matrix, d, .. } | Self::Pair { synthesis: matrix, d, .. } => {
                 for (row, &a) in matrix.chunks_exact(*d).zip(acc) {
                     out.iter_mut().zip(row).for_each(|(o, m)| *o += m * a);
                 }

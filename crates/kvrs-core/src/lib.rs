@@ -3,6 +3,7 @@
 //! Nothing here knows what the bytes of a page mean, or on which device they lie.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 pub mod budget;
 pub mod error;
 pub mod ids;

@@ -1,6 +1,6 @@
 //! Which tokens are raw, which are sealed, which go, and how many pages that takes: pure rules by token index.
 
-use crate::page::{PACKED_SLOTS, RAW_SLOTS, Table};
+use crate::page::{Entry, PACKED_SLOTS, RAW_SLOTS, Table};
 
 /// Tokens behind a sliding window that are kept, so that a short truncate (speculative decoding) is exact.
 pub const SLIDING_MARGIN: usize = 64;
@@ -20,8 +20,8 @@ pub struct WindowRule {
     pub seals: bool,
 }
 
-/// What a table holds, as far as the next tokens' need of pages depends on it. No page of it is shared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// What a table holds, as far as the next tokens' need of pages depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holding {
     /// Tokens so far, dropped ones included.
     pub length: usize,
@@ -31,10 +31,18 @@ pub struct Holding {
     pub sink_pages: usize,
     /// Raw pages of the window.
     pub window_pages: usize,
+    /// Whether another table uses the raw page that the next token goes to, which is copied then.
+    pub copies_raw: bool,
+    /// Pages of the sinks that other tables use too and that leave without becoming free, counted from the first one.
+    pub lent_sinks: Vec<usize>,
+    /// Such pages of the window.
+    pub lent: Vec<usize>,
     /// Index of the window's first slot; ignored if it has no page.
     pub window_first: usize,
     /// Slots left in the last sealed page; 0 if it is closed.
     pub sealed_room: usize,
+    /// Whether another table uses the last sealed page, which is copied before more is written into it.
+    pub copies_sealed: bool,
 }
 
 /// Pages to reserve.
@@ -46,23 +54,34 @@ pub struct Need {
     pub packed_pages: usize,
 }
 
-impl Holding {
+impl WindowRule {
     /// What `table` holds after `length` tokens, with groups counted from `origin`.
     #[must_use]
-    pub fn of<C>(table: &Table<C>, length: usize, origin: usize) -> Self {
+    pub fn holding<C>(&self, table: &Table<C>, length: usize, origin: usize) -> Holding {
         let window_first = table.window().front().map_or(origin.max(length), |entry| entry.index(0));
-        Self {
+        let last = if length < self.sinks { table.sinks().last() } else { table.window().back() };
+        let open = last.filter(|entry| entry.room(length, RAW_SLOTS) > 0);
+        let sealed = table.sealed().last().filter(|entry| entry.room(window_first, PACKED_SLOTS) > 0);
+        let lent = |(_, entry): &(usize, &Entry<C>)| {
+            entry.shared() && open.is_none_or(|open| !std::ptr::eq(*entry, open))
+        };
+        let leaves = self.sliding.is_some() || !self.stays_raw();
+        let sinks = table.sinks().iter().enumerate().filter(|_| self.sliding.is_some()).filter(lent);
+        let window = table.window().iter().enumerate().filter(|_| leaves).filter(lent);
+        Holding {
             length,
             origin,
             sink_pages: table.sinks().len(),
             window_pages: table.window().len(),
+            copies_raw: open.is_some_and(Entry::shared),
+            lent_sinks: sinks.map(|(page, _)| page).collect(),
+            lent: window.map(|(page, _)| page).collect(),
             window_first,
-            sealed_room: table.sealed().last().map_or(0, |entry| entry.room(window_first, PACKED_SLOTS)),
+            sealed_room: sealed.map_or(0, |entry| entry.room(window_first, PACKED_SLOTS)),
+            copies_sealed: sealed.is_some_and(Entry::shared),
         }
     }
-}
 
-impl WindowRule {
     /// Whether nothing is ever sealed: the layer does not encode, or its sliding window is not longer than the
     /// raw tokens.
     #[must_use]
@@ -135,30 +154,51 @@ impl WindowRule {
     fn raw_need(&self, state: &Holding, window: usize, target: usize) -> usize {
         let sinks_before = state.length.min(self.sinks).div_ceil(RAW_SLOTS);
         let front = sinks_before.saturating_sub(state.sink_pages);
-        let held = |i: usize| self.sink_pages(front, i) + self.window_pages(window, i);
+        let lent = |i: usize| {
+            let (sinks, pages) = (self.sinks_gone(i), self.window_gone(window, i));
+            let sinks = state.lent_sinks.iter().filter(|page| **page + front >= sinks).count();
+            sinks + state.lent.len() - state.lent.partition_point(|page| *page < pages)
+        };
+        let held = |i: usize| self.sink_pages(front, i) + self.window_pages(window, i) - lent(i);
         // From `steady` on the count repeats with the group, or only grows without a sliding window.
         let leaving = self.sliding.map_or(0, |sliding| sliding + SLIDING_MARGIN);
-        let steady = state.length.max(self.sinks.max(window) + leaving) + self.recent + 2 * self.group;
+        let any = !(state.lent.is_empty() && state.lent_sinks.is_empty());
+        let last_lent = if any { state.length + leaving } else { 0 };
+        let steady = state.length.max(self.sinks.max(window) + leaving).max(last_lent);
+        let steady = steady + self.recent + 2 * self.group;
         let peak = (state.length..target.min(steady + RAW_SLOTS)).chain([target - 1]).map(held).max();
-        peak.unwrap_or(0).saturating_sub(state.sink_pages + state.window_pages)
+        let own = (state.sink_pages + state.window_pages)
+            .saturating_sub(state.lent_sinks.len() + state.lent.len() + usize::from(state.copies_raw));
+        peak.unwrap_or(0).saturating_sub(own)
     }
 
     /// Raw pages of the sinks just after token `i` came and before anything leaves for it.
     fn sink_pages(&self, front: usize, i: usize) -> usize {
-        let first = self.first_kept(i);
-        let gone = if first >= self.sinks { usize::MAX } else { first / RAW_SLOTS };
+        let gone = self.sinks_gone(i);
         (i + 1).min(self.sinks).div_ceil(RAW_SLOTS).saturating_sub(front.max(gone))
+    }
+
+    /// Pages of the sinks, counted from index 0, that have left when token `i` comes.
+    fn sinks_gone(&self, i: usize) -> usize {
+        let first = self.first_kept(i);
+        if first >= self.sinks { usize::MAX } else { first / RAW_SLOTS }
+    }
+
+    /// Pages of a window that started at index `window` that have left when token `i` comes.
+    fn window_gone(&self, window: usize, i: usize) -> usize {
+        if self.stays_raw() {
+            return self.first_kept(i).saturating_sub(window) / RAW_SLOTS;
+        }
+        (i + 1).saturating_sub(window.max(self.sinks) + self.recent + 1) / self.group * self.group / RAW_SLOTS
     }
 
     /// Raw pages of a window that starts at index `window`, just after token `i` came.
     fn window_pages(&self, window: usize, i: usize) -> usize {
         let Some(last) = i.checked_sub(window.max(self.sinks)) else { return 0 };
         if self.stays_raw() {
-            let gone = self.first_kept(i).saturating_sub(window) / RAW_SLOTS;
-            return last / RAW_SLOTS + 1 - gone;
+            return last / RAW_SLOTS + 1 - self.window_gone(window, i);
         }
-        let sealed = (last + 1).saturating_sub(self.recent + 1) / self.group * self.group;
-        (last + 1 - sealed).div_ceil(RAW_SLOTS)
+        (last + 1).div_ceil(RAW_SLOTS) - self.window_gone(window, i)
     }
 
     fn packed_need(&self, state: &Holding, window: usize, target: usize) -> usize {
@@ -168,7 +208,8 @@ impl WindowRule {
         }
         let tokens = (raw - self.recent) / self.group * self.group;
         let room = state.sealed_room / self.group * self.group;
-        let pages = tokens.saturating_sub(room).div_ceil(PACKED_SLOTS);
+        let copies = usize::from(state.copies_sealed && room > 0);
+        let pages = tokens.saturating_sub(room).div_ceil(PACKED_SLOTS) + copies;
         // A page that a sliding layer opens leaves again, and is reused, once all of it is out of sight.
         let visible =
             |sliding: usize| (sliding + SLIDING_MARGIN + PACKED_SLOTS - self.recent).div_ceil(PACKED_SLOTS);
@@ -191,6 +232,8 @@ mod tests {
         rule: WindowRule,
         arena: Arena<Counting>,
         table: Table<<Counting as crate::page::ChunkSource>::Chunk>,
+        /// Tables that share pages, with length, longest length and origin.
+        others: Vec<(Table<<Counting as crate::page::ChunkSource>::Chunk>, [usize; 3])>,
         length: usize,
         longest: usize,
         origin: usize,
@@ -199,13 +242,34 @@ mod tests {
     impl Head {
         fn new(rule: WindowRule) -> Self {
             let arena = Arena::new(Counting::new(u64::MAX), None).unwrap();
-            Self { rule, arena, table: Table::default(), length: 0, longest: 0, origin: rule.sinks }
+            let table = Table::default();
+            Self { rule, arena, table, others: Vec::new(), length: 0, longest: 0, origin: rule.sinks }
+        }
+
+        /// Shares all pages with another table, changes places with one, or drops one.
+        fn fork(&mut self, what: usize) {
+            match what {
+                0 => {
+                    let mut grant = self.arena.grant("fork", self.table.entry_count() as u64).unwrap();
+                    let state = [self.length, self.longest, self.origin];
+                    self.others.push((self.table.share(&mut grant), state));
+                }
+                1 if !self.others.is_empty() => {
+                    let mine = [self.length, self.longest, self.origin];
+                    let (table, state) = self.others.remove(0);
+                    self.others.push((std::mem::replace(&mut self.table, table), mine));
+                    [self.length, self.longest, self.origin] = state;
+                }
+                2 => drop(self.others.pop()),
+                _ => {}
+            }
         }
 
         /// Appends, and returns the fewest raw and packed pages that were left of the reserved ones.
         fn append(&mut self, tokens: usize) -> (usize, usize) {
-            let need =
-                self.rule.need(&Holding::of(&self.table, self.length, self.origin), self.length + tokens);
+            let need = self
+                .rule
+                .need(&self.rule.holding(&self.table, self.length, self.origin), self.length + tokens);
             let wants = [(RAW, need.raw_pages), (PACKED, need.packed_pages)];
             let mut supply = self.arena.reserve("append", &wants).unwrap();
             let mut low = (need.raw_pages, need.packed_pages);
@@ -222,14 +286,20 @@ mod tests {
         ) {
             let rule = self.rule;
             let zone = if self.length < rule.sinks { Zone::Sinks } else { Zone::Window };
-            self.table.push_raw(zone, self.length, || supply.take(RAW));
+            self.table.push_raw(zone, self.length, || supply.take(RAW), |_, _| {});
             low.0 = low.0.min(supply.count(RAW));
             self.length += 1;
             self.longest = self.longest.max(self.length);
             let first = self.table.window().front().map_or(self.length, |entry| entry.index(0));
             if !rule.stays_raw() && self.length - first == rule.recent + rule.group {
-                let freed =
-                    self.table.seal(1, rule.group, PACKED_SLOTS, || supply.take(PACKED), |_, _, _, _| {});
+                let freed = self.table.seal(
+                    1,
+                    rule.group,
+                    PACKED_SLOTS,
+                    || supply.take(PACKED),
+                    |_, _| {},
+                    |_, _, _, _| {},
+                );
                 low.1 = low.1.min(supply.count(PACKED));
                 for page in freed {
                     supply.put(page);
@@ -278,10 +348,11 @@ mod tests {
         #[test]
         fn need_is_never_short_and_raw_pages_are_exact(
             rule in rules(),
-            steps in prop::collection::vec((any::<bool>(), 1usize..700, 0usize..80), 1..8),
+            steps in prop::collection::vec((any::<bool>(), 1usize..700, 0usize..80, 0usize..7), 1..12),
         ) {
             let mut head = Head::new(rule);
-            for (single, tokens, back) in steps {
+            for (single, tokens, back, fork) in steps {
+                head.fork(fork);
                 let low = head.append(if single { 1 + tokens % 3 } else { tokens });
                 prop_assert_eq!(low.0, 0, "a raw page more than needed was reserved");
                 if rule.sliding.is_none() {
@@ -293,7 +364,12 @@ mod tests {
                     head.truncate(n);
                     head.check();
                 }
+                head.others.iter().for_each(|(table, _)| table.check().unwrap());
             }
+            head.table = Table::default();
+            head.others.clear();
+            let stats = head.arena.stats();
+            prop_assert_eq!((stats.chunk_bytes, stats.table_bytes), (0, 0));
         }
 
         #[test]
@@ -302,7 +378,7 @@ mod tests {
         ) {
             let mut head = Head::new(WindowRule { sinks: 0, ..rule });
             head.append(length);
-            let state = Holding::of(&head.table, length, 0);
+            let state = head.rule.holding(&head.table, length, 0);
             let (from, to) = (length - state.window_first, length + more - state.window_first);
             let pages = head.rule.raw_pages(state.window_pages, from, to);
             prop_assert_eq!(pages, head.rule.need(&state, length + more).raw_pages);
@@ -343,11 +419,11 @@ mod tests {
         head.append(16);
         assert_eq!((head.table.window().len(), head.table.sealed().len()), (0, 1));
         assert_eq!(
-            head.rule.need(&Holding::of(&head.table, 16, 0), 17),
+            head.rule.need(&head.rule.holding(&head.table, 16, 0), 17),
             Need { raw_pages: 1, packed_pages: 0 }
         );
         assert_eq!(
-            head.rule.need(&Holding::of(&head.table, 16, 0), 81),
+            head.rule.need(&head.rule.holding(&head.table, 16, 0), 81),
             Need { raw_pages: 1, packed_pages: 1 }
         );
     }

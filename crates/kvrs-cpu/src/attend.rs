@@ -2,12 +2,12 @@
 
 use crate::kernels::Kernels;
 use crate::memory::{Chunk, Cpu};
-use crate::output::Partial;
+use crate::output::{Partial, clear_padding};
 use crate::own::OwnHead;
 use crate::packed_pass::Workspace;
-use crate::received::{Folding, Record};
+use crate::received::Weights;
 use crate::softmax::Logits;
-use crate::top_k::{Stage, keep_largest};
+use crate::top_k::{Record, Stage, keep_largest};
 use crate::visible::Visibility;
 use kvrs_codec::ViewMut;
 use kvrs_codec::backend::{AttendCall, Results, ValueTiles};
@@ -21,9 +21,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const SPLIT_SLOTS: usize = 2048;
 /// Query rows that share a loaded page.
 const BLOCK_ROWS: usize = 128;
-/// Units whose logits are kept at the same time where attention received is asked for.
-const WAVE_UNITS: usize = 8;
-/// Logits that one of them may keep.
+/// Units that run at the same time where attention received is asked for.
+const WAVE_UNITS: usize = 64;
+/// Those of them whose logits or weights are kept until the last of their jobs has ended.
+const KEPT_UNITS: usize = 8;
+/// Logits or weights that a unit may keep.
 const KEPT_LOGITS: usize = 1 << 20;
 /// Scores of a call below which other threads are not woken: some 60 microseconds of work.
 const SMALL_CALL: usize = 1 << 14;
@@ -49,7 +51,12 @@ pub(crate) struct Job {
 /// What a job leaves for its unit.
 pub(crate) struct Part {
     pub(crate) partial: Partial,
+    /// Logits, until the largest are known.
     pub(crate) record: Option<Record>,
+    /// Softmax weights, until the log-sum-exps are known.
+    pub(crate) weights: Option<Weights>,
+    /// Attention that the job's tokens received `[head of the group][token]`.
+    pub(crate) given: Vec<f32>,
 }
 
 /// A call with what its jobs share.
@@ -64,6 +71,8 @@ pub(crate) struct Context<'a> {
     pub(crate) heads: usize,
     pub(crate) units: Vec<Unit>,
     pub(crate) jobs: Vec<Job>,
+    /// Channels of an output; 0 where none are asked for, and no value is read.
+    pub(crate) dim: usize,
     /// What of the attention each token receives is asked for.
     pub(crate) asked: Option<(Reduce, Fold)>,
     /// What top-k attention saw and read.
@@ -72,7 +81,7 @@ pub(crate) struct Context<'a> {
 
 /// Where results go; queries of different units never share a row of it.
 pub(crate) struct Target<'a, 'b> {
-    pub(crate) out: &'a mut ViewMut<'b>,
+    pub(crate) out: Option<&'a mut ViewMut<'b>>,
     pub(crate) lse: Option<&'a mut [f32]>,
 }
 
@@ -84,17 +93,17 @@ thread_local! {
 pub(crate) fn attend(
     cpu: &Cpu,
     call: &AttendCall<'_, Chunk>,
-    Results { out, mut lse, received, value_tiles }: Results<'_, '_>,
+    Results { mut out, mut lse, received, value_tiles }: Results<'_, '_>,
 ) {
-    clear_padding(call, out, lse.as_deref_mut());
-    let context = Context::new(cpu.kernels(), call, received.as_ref().map(|r| (r.reduce, r.fold)));
+    clear_padding(call, out.as_deref_mut(), lse.as_deref_mut());
+    let asked = received.as_ref().map(|r| (r.reduce, r.fold));
+    let context = Context::new(cpu.kernels(), call, out.is_some(), asked);
     let target = Mutex::new(Target { out, lse });
     let mut sums = received.map(|received| received.sums);
-    let wave = if context.keeps_logits() { WAVE_UNITS } else { usize::MAX };
-    for units in context.units.chunks(wave) {
-        for (unit, (mut parts, lse)) in units.iter().zip(context.run_units(cpu, units, &target)) {
+    for units in context.units.chunks(context.wave()) {
+        for (unit, parts) in units.iter().zip(context.run_units(cpu, units, &target)) {
             if let Some(sums) = &mut sums {
-                context.fold(unit, &mut parts, &lse, sums);
+                context.add_given(unit, &parts, sums);
             }
         }
     }
@@ -111,27 +120,13 @@ fn scores_of(call: &AttendCall<'_, Chunk>) -> usize {
     call.rows.iter().map(tokens).sum::<usize>() * call.layer.shape.query_heads
 }
 
-fn clear_padding(call: &AttendCall<'_, Chunk>, out: &mut ViewMut<'_>, mut lse: Option<&mut [f32]>) {
-    let [_, heads, columns, dim] = out.shape();
-    let zeros = vec![0.0; dim];
-    for (row, queries) in call.rows.iter().enumerate().filter(|(_, row)| row.columns.len() < columns) {
-        let mut next = queries.columns.iter().copied().peekable();
-        for column in 0..columns {
-            if next.next_if_eq(&column).is_some() {
-                continue;
-            }
-            for head in 0..heads {
-                out.write_row([row, head, column], &zeros);
-                if let Some(lse) = &mut lse {
-                    lse[(row * heads + head) * columns + column] = f32::NEG_INFINITY;
-                }
-            }
-        }
-    }
-}
-
 impl<'a> Context<'a> {
-    fn new(kernels: Option<Kernels>, call: &'a AttendCall<'a, Chunk>, asked: Option<(Reduce, Fold)>) -> Self {
+    fn new(
+        kernels: Option<Kernels>,
+        call: &'a AttendCall<'a, Chunk>,
+        outputs: bool,
+        asked: Option<(Reduce, Fold)>,
+    ) -> Self {
         let shape = &call.layer.shape;
         let own = if call.own.is_some() { call.rows.len() * shape.kv_heads } else { 0 };
         let mut context = Self {
@@ -143,6 +138,7 @@ impl<'a> Context<'a> {
             heads: shape.group(),
             units: Vec::new(),
             jobs: Vec::new(),
+            dim: if outputs { shape.value_dim } else { 0 },
             asked,
             value_tiles: ValueTiles::default(),
         };
@@ -150,14 +146,25 @@ impl<'a> Context<'a> {
         context
     }
 
-    pub(crate) fn keeps_logits(&self) -> bool {
+    /// Whether numbers of every row and token are kept for a while.
+    fn keeps(&self) -> bool {
         self.asked.is_some() || self.call.top_k.is_some()
+    }
+
+    /// Units that run at the same time.
+    fn wave(&self) -> usize {
+        let apart = self.call.top_k.is_some() || self.jobs.len() > self.units.len();
+        match (self.keeps(), apart) {
+            (false, _) => usize::MAX,
+            (true, true) => KEPT_UNITS,
+            (true, false) => WAVE_UNITS,
+        }
     }
 
     /// Queries of a unit; fewer where the logits of each are kept.
     fn block_queries(&self) -> usize {
         let tokens = self.call.rows.iter().map(|row| row.length + row.columns.len()).max().unwrap_or(0);
-        let rows = if self.keeps_logits() { KEPT_LOGITS / tokens.max(1) } else { BLOCK_ROWS };
+        let rows = if self.keeps() { KEPT_LOGITS / tokens.max(1) } else { BLOCK_ROWS };
         (rows.min(BLOCK_ROWS) / (self.heads * self.call.layer.heads_per_group)).max(1)
     }
 
@@ -188,13 +195,8 @@ impl<'a> Context<'a> {
         self.heads * self.call.layer.heads_per_group * unit.queries.len()
     }
 
-    /// Runs neighbouring units; of each, what its jobs left and the log-sum-exps of its rows, if asked for.
-    fn run_units(
-        &self,
-        cpu: &Cpu,
-        units: &[Unit],
-        target: &Mutex<Target<'_, '_>>,
-    ) -> Vec<(Vec<Part>, Vec<f32>)> {
+    /// Runs neighbouring units; of each, what its jobs left.
+    fn run_units(&self, cpu: &Cpu, units: &[Unit], target: &Mutex<Target<'_, '_>>) -> Vec<Vec<Part>> {
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Vec::new() };
         let jobs = first.jobs.start..last.jobs.end;
         let parts: Vec<Mutex<Option<Part>>> = jobs.clone().map(|_| Mutex::new(None)).collect();
@@ -210,21 +212,32 @@ impl<'a> Context<'a> {
         }
         let take = |part: Mutex<Option<Part>>| part.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut parts = parts.into_iter().map(take);
-        let mut results = Vec::new();
-        for unit in units {
-            let parts: Vec<Part> = parts.by_ref().take(unit.jobs.len()).flatten().collect();
-            if parts.is_empty() {
-                continue;
-            }
-            let mut result = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
-            for part in &parts {
-                result.merge(0, &part.partial);
-            }
-            let target = &mut target.lock().unwrap_or_else(PoisonError::into_inner);
-            let lse = self.write(unit, &mut result, target);
-            results.push((parts, lse));
+        let unit_parts = |unit: &Unit| {
+            let mut parts: Vec<Part> = parts.by_ref().take(unit.jobs.len()).flatten().collect();
+            self.merge(unit, &mut parts, target);
+            parts
+        };
+        units.iter().map(unit_parts).collect()
+    }
+
+    /// Merges what the jobs of a unit left, unless its only job has done that already.
+    fn merge(&self, unit: &Unit, parts: &mut [Part], target: &Mutex<Target<'_, '_>>) {
+        if self.alone(unit) {
+            return;
         }
-        results
+        let mut result = Partial::new(self.rows(unit), self.dim);
+        for part in &*parts {
+            result.merge(0, &part.partial);
+        }
+        let lse = self.write(unit, &mut result, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
+        for part in parts {
+            part.given = part.weights.take().map_or(Vec::new(), |weights| self.fold(unit, &weights, &lse));
+        }
+    }
+
+    /// Whether a unit has one job, which writes its result itself.
+    pub(crate) fn alone(&self, unit: &Unit) -> bool {
+        unit.jobs.len() == 1 && self.call.top_k.is_none()
     }
 
     /// Calls `work(0)` to `work(count - 1)`, on several threads where that pays.
@@ -244,28 +257,6 @@ impl<'a> Context<'a> {
         let mut records: Vec<&mut Record> = parts.filter_map(|part| part.record.as_mut()).collect();
         let mut all = Vec::new();
         (0..self.rows(unit)).for_each(|row| keep_largest(&mut records, row, k, &mut all));
-    }
-
-    /// Adds the attention that the tokens received from a unit's queries to `sums` `[row][key-value head]`.
-    fn fold(&self, unit: &Unit, parts: &mut [Part], lse: &[f32], sums: &mut [Vec<f32>]) {
-        let Some((reduce, fold)) = self.asked else { return };
-        let (layer, queries) = (self.call.layer, unit.queries.clone());
-        let folding = Folding {
-            parts: layer.heads_per_group,
-            queries: queries.len(),
-            heads: self.heads,
-            reduce,
-            fold,
-            last: queries.end == self.call.rows[unit.row].columns.len() && !queries.is_empty(),
-        };
-        let mut records: Vec<Record> = parts.iter_mut().filter_map(|part| part.record.take()).collect();
-        let given = folding.run(&mut records, lse);
-        let first = unit.row * layer.shape.kv_heads + unit.group * layer.heads_per_group;
-        let tokens = (given.len() / folding.parts).max(1);
-        for (sums, given) in sums[first..].iter_mut().zip(given.chunks_exact(tokens)) {
-            assert_eq!(sums.len(), given.len(), "a number per live token and own token");
-            sums.iter_mut().zip(given).for_each(|(sum, x)| *sum += x);
-        }
     }
 }
 

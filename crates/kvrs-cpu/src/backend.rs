@@ -40,6 +40,18 @@ impl Backend for Cpu {
         copy_slot(&codec.desc, (bytes(from.0), from.1), (bytes_mut(to.0), to.1));
     }
 
+    fn copy_page(&self, from: &Page<Chunk>, to: &mut Page<Chunk>) {
+        bytes_mut(to).copy_from_slice(bytes(from));
+    }
+
+    fn read_page(&self, page: &Page<Chunk>, out: &mut [u8]) {
+        out.copy_from_slice(bytes(page));
+    }
+
+    fn write_page(&self, page: &mut Page<Chunk>, content: &[u8]) {
+        bytes_mut(page).copy_from_slice(content);
+    }
+
     fn decode_slot(
         &self,
         codec: &HeadCodec,

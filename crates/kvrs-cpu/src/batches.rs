@@ -2,11 +2,12 @@
 
 use crate::base::{BaseScores, Scores};
 use crate::digits::{KeyTask, WeightDigits, Weighted};
+use crate::job::Keep;
 use crate::kernels::{Kernels, blocks};
 use crate::memory::{Chunk, bytes};
 use crate::packed::PackedRun;
 use crate::packed_pass::PassCall;
-use crate::received::{Placed, Record};
+use crate::received::Placed;
 use crate::simd::codes::PageBytes;
 use crate::simd::raw::{RawKeyArgs, RawValueArgs};
 use crate::simd::softmax::SoftmaxArgs;
@@ -15,6 +16,7 @@ use crate::top_k::Stage;
 use kvrs_codec::SideDesc;
 use kvrs_codec::desc::TILE;
 use kvrs_core::page::Slots;
+use std::f32::consts::LN_2;
 
 /// Chunks of 16 slots between two steps of the online softmax: more would leave the first-level cache, fewer would
 /// pay the latency of its horizontal steps more often.
@@ -47,7 +49,7 @@ pub(crate) struct Rows<'w> {
 }
 
 /// What the batches of a pass share.
-pub(crate) struct Batches<'w> {
+pub(crate) struct Batches<'w, 'r> {
     pub(crate) kernels: Kernels,
     pub(crate) call: PassCall,
     /// Chunks of 16 slots in a page.
@@ -57,8 +59,8 @@ pub(crate) struct Batches<'w> {
     pub(crate) rows: Rows<'w>,
     /// Slots that a query sees `[query][chunk]`.
     pub(crate) masks: &'w [u16],
-    /// Where logits are kept, if they are asked for.
-    pub(crate) record: Option<&'w mut Record>,
+    /// Where logits and weights are kept, if they are asked for.
+    pub(crate) keep: &'w mut Keep<'r>,
 }
 
 /// Pages with what their readers must know; queries see the slots `masks` `[page][query]`.
@@ -93,7 +95,7 @@ pub(crate) fn slot_bits(masks: &[u64], queries: usize, page_chunks: usize, bits:
     }
 }
 
-impl Batches<'_> {
+impl Batches<'_, '_> {
     /// Goes through all pages.
     pub(crate) fn run(
         mut self,
@@ -118,7 +120,10 @@ impl Batches<'_> {
                 continue;
             }
             self.softmax(first * self.page_chunks, pages.len() * self.page_chunks);
-            self.add_sums(pages);
+            self.keep_weights(placed);
+            if self.call.values {
+                self.add_sums(pages);
+            }
         }
     }
 
@@ -163,7 +168,7 @@ impl Batches<'_> {
 
     /// Keeps the logits of pages, the first chunk of which is number `at` of all pages.
     fn keep_logits(&mut self, at: usize, placed: &[&Placed<'_, Chunk>]) {
-        let Some(record) = &mut self.record else { return };
+        let Some(record) = &mut self.keep.record else { return };
         let PassCall { queries, group, logits, .. } = self.call;
         let query_chunks = self.masks.len() / queries;
         for (row, scores) in self.rows.scores.chunks_exact(BATCH_CHUNKS).enumerate() {
@@ -176,9 +181,17 @@ impl Batches<'_> {
         }
     }
 
+    /// Keeps the weights of pages.
+    fn keep_weights(&mut self, placed: &[&Placed<'_, Chunk>]) {
+        let Some(weights) = &mut self.keep.weights else { return };
+        let shifts = self.rows.running.max.iter().map(|max| max * LN_2);
+        let pieces = placed.iter().map(|page| (page.chunk, self.page_chunks));
+        weights.push(0, (self.rows.scores, BATCH_CHUNKS), shifts, pieces);
+    }
+
     /// Starts the scores with the logits that are left in the record.
     fn take_logits(&mut self, placed: &[&Placed<'_, Chunk>]) {
-        let Some(record) = &mut self.record else { return };
+        let Some(record) = &mut self.keep.record else { return };
         for (row, scores) in self.rows.scores.chunks_exact_mut(BATCH_CHUNKS).enumerate() {
             for (page, scores) in placed.iter().zip(scores.chunks_exact_mut(self.page_chunks)) {
                 record.get(row, page, scores.as_flattened_mut());

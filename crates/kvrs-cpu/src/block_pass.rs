@@ -3,11 +3,12 @@
 use crate::base::{BaseScores, Scores};
 use crate::class::{Segment, SideReader, TileAt};
 use crate::gemm::{Matrix, product};
+use crate::job::Keep;
 use crate::kernels::Kernels;
 use crate::lanes::add_sums;
 use crate::memory::{Chunk, bytes};
 use crate::output::Partial;
-use crate::received::{Placed, Record};
+use crate::received::Placed;
 use crate::softmax::{Logits, Running};
 use crate::top_k::Stage;
 use kvrs_codec::tile::{Block, ZERO_BLOCK, scale_tokens};
@@ -98,13 +99,13 @@ impl<'a> BlockPass<'a> {
         Self { kernels, key, value, z, base, running, acc, parts, slots, scratch }
     }
 
-    /// Adds a page; `group` query heads follow each other in the rows of a query.
+    /// Adds a page; `group` query heads follow each other in the rows of a query; `values`: whether they are summed.
     pub(crate) fn add_page(
         &mut self,
         page: PageAt<'_>,
-        (logits, stage): (Logits, Stage),
-        group: usize,
-        mut record: Option<&mut Record>,
+        logits: Logits,
+        (group, values): (usize, bool),
+        keep: &mut Keep<'_>,
     ) {
         if page.masks.iter().all(|&mask| mask == 0) {
             return;
@@ -121,7 +122,7 @@ impl<'a> BlockPass<'a> {
             );
         }
         let wide = !self.scratch.wide.is_empty();
-        match stage {
+        match keep.stage {
             Stage::Values => {}
             _ if wide => self.scores_by_product(page),
             _ => self.scores_by_lanes(page),
@@ -130,16 +131,24 @@ impl<'a> BlockPass<'a> {
             self.scratch.scores.chunks_exact_mut(self.slots).zip(self.acc.chunks_exact_mut(self.value.len));
         for (row, (scores, acc)) in rows.enumerate() {
             let mask = page.masks[row / group % page.masks.len()];
-            match &mut record {
-                Some(record) if stage == Stage::Values => record.get(row, page.placed, scores),
+            match &mut keep.record {
+                Some(record) if keep.stage == Stage::Values => record.get(row, page.placed, scores),
                 Some(record) => record.put(row, page.placed, (logits, mask), scores),
                 None => {}
             }
-            if stage != Stage::Logits {
+            if keep.stage != Stage::Logits {
                 self.running.step(row, logits, scores, mask, acc);
             }
         }
-        if stage == Stage::Logits {
+        if keep.stage == Stage::Logits {
+            return;
+        }
+        if let Some(weights) = &mut keep.weights {
+            let (scores, chunks) = (self.scratch.scores.as_chunks().0, self.slots / 16);
+            let shifts = self.running.max.iter().copied();
+            weights.push(0, (scores, chunks), shifts, std::iter::once((page.placed.chunk, chunks)));
+        }
+        if !values {
             return;
         }
         if wide { self.sums_by_product(page) } else { self.sums_by_lanes(page) }
@@ -247,7 +256,9 @@ impl<'a> BlockPass<'a> {
         let mut out = vec![0.0; dim];
         for (row, acc) in self.acc.chunks_exact(self.value.len).enumerate() {
             let (max, sum) = (self.running.max[row], self.running.sum[row]);
-            if self.value.is_tile() {
+            if dim == 0 {
+                // Nothing was summed.
+            } else if self.value.is_tile() {
                 out.copy_from_slice(&acc[..dim]);
             } else {
                 out.fill(0.0);

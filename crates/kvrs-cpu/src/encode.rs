@@ -64,6 +64,9 @@ fn seal_by(
     slot: usize,
 ) -> bool {
     let Some(encoder) = context.codec.encoder.as_ref().and_then(|e| e.as_scaled()) else { return false };
+    if context.codec.rope.is_some() {
+        return false;
+    }
     KEPT.with_borrow_mut(|(books, scratch)| {
         if context.codec.transform.d() != from.width || !find_books(&context, encoder, books) {
             return false;

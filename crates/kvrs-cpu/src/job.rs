@@ -4,15 +4,30 @@ use crate::attend::{Context, Job, Part, Target, Unit, WORKSPACE};
 use crate::block_pass::{BlockPass, PageAt};
 use crate::memory::Chunk;
 use crate::output::Partial;
-use crate::own::OwnHead;
+use crate::own::{OwnCall, OwnHead};
 use crate::packed_pass::{PackedPass, PassCall, Workspace};
-use crate::received::{Placed, Record};
+use crate::received::{Placed, Weights};
 use crate::softmax::Logits;
-use crate::top_k::Stage;
+use crate::top_k::{Record, Stage};
 use kvrs_codec::HeadCodec;
+use kvrs_codec::desc::TILE;
 use kvrs_core::page::Entry;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+
+/// What a job computes, and what of each row and token it keeps.
+pub(crate) struct Keep<'r> {
+    pub(crate) stage: Stage,
+    pub(crate) record: Option<&'r mut Record>,
+    pub(crate) weights: Option<&'r mut Weights>,
+}
+
+/// Tokens and chunks of 16 slots of a job that are stored.
+#[derive(Clone, Copy)]
+struct Stored {
+    tokens: usize,
+    chunks: usize,
+}
 
 impl<'a> Context<'a> {
     /// Runs a job; the only job of a unit writes its result, others leave theirs in `part`.
@@ -25,39 +40,68 @@ impl<'a> Context<'a> {
     ) {
         let Job { unit, ref entries, own } = self.jobs[job];
         let unit = &self.units[unit];
-        let mut partial = Partial::new(self.rows(unit), self.call.layer.shape.value_dim);
-        let (pages, tokens) = self.place(unit, entries.clone());
-        let own_tokens = if own { self.call.rows[unit.row].columns.len() } else { 0 };
+        let mut partial = Partial::new(self.rows(unit), self.dim);
+        let (pages, stored) = self.place(unit, entries.clone());
         let left = part.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut record = left.and_then(|part| part.record);
-        if record.is_none() && self.keeps_logits() {
-            record = Some(Record::new(self.rows(unit), tokens + own_tokens));
+        if record.is_none() && self.call.top_k.is_some() {
+            let own_tokens = if own { self.call.rows[unit.row].columns.len() } else { 0 };
+            record = Some(Record::new(self.rows(unit), stored.tokens + own_tokens));
         }
-        WORKSPACE.with(|cell| {
-            let mut workspace = cell.take().unwrap_or_default();
-            self.add_stored(unit, &pages, &mut workspace, &mut partial, (record.as_mut(), stage));
-            cell.set(Some(workspace));
-        });
+        let mut workspace = WORKSPACE.take().unwrap_or_default();
+        let mut weights = self.asked.map(|_| std::mem::take(&mut workspace.received));
+        if let Some(weights) = &mut weights {
+            self.clear_weights(unit, &pages, own, weights);
+        }
+        let mut keep = Keep { stage, record: record.as_mut(), weights: weights.as_mut() };
+        self.add_stored(unit, &pages, &mut workspace, &mut partial, &mut keep);
         if own {
-            self.add_own(unit, &mut partial, (record.as_mut().map(|record| (record, tokens)), stage));
+            self.add_own(unit, &mut partial, &mut keep, stored);
         }
-        if unit.jobs.len() == 1 && record.is_none() {
-            self.write(unit, &mut partial, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
-        } else {
-            *part.lock().unwrap_or_else(PoisonError::into_inner) = Some(Part { partial, record });
+        let mut given = Vec::new();
+        if self.alone(unit) {
+            let target = &mut target.lock().unwrap_or_else(PoisonError::into_inner);
+            let lse = self.write(unit, &mut partial, target);
+            if let Some(weights) = weights.take() {
+                given = self.fold(unit, &weights, &lse);
+                workspace.received = weights;
+            }
+        }
+        WORKSPACE.set(Some(workspace));
+        if !self.alone(unit) || self.asked.is_some() {
+            let left = Part { partial, record, weights, given };
+            *part.lock().unwrap_or_else(PoisonError::into_inner) = Some(left);
         }
     }
 
-    /// Entries of a unit's table with their places among the live tokens, whose number follows.
-    fn place(&self, unit: &Unit, entries: Range<usize>) -> (Vec<Placed<'a, Chunk>>, usize) {
+    /// Entries of a unit's table with their places, and how much they hold.
+    fn place(&self, unit: &Unit, entries: Range<usize>) -> (Vec<Placed<'a, Chunk>>, Stored) {
         let table = self.call.rows[unit.row].tables[unit.group];
-        let mut column = 0;
+        let mut stored = Stored { tokens: 0, chunks: 0 };
         let mut placed = Vec::with_capacity(entries.len());
         for entry in table.entries().skip(entries.start).take(entries.len()) {
-            placed.push(Placed { entry, column });
-            column += entry.live().count_ones() as usize;
+            placed.push(Placed { entry, column: stored.tokens, chunk: stored.chunks });
+            stored.tokens += entry.live().count_ones() as usize;
+            stored.chunks += self.page_chunks(unit, entry);
         }
-        (placed, column)
+        (placed, stored)
+    }
+
+    /// Chunks of 16 slots of an entry's page.
+    fn page_chunks(&self, unit: &Unit, entry: &Entry<Chunk>) -> usize {
+        self.call.layer.classes[unit.group][entry.class()].desc.slots as usize / TILE
+    }
+
+    /// Weights of a job that has none yet, its own tokens as far as the unit's queries see them.
+    fn clear_weights(&self, unit: &Unit, pages: &[Placed<'_, Chunk>], own: bool, weights: &mut Weights) {
+        weights.clear();
+        for page in pages {
+            weights.add_page(page.entry.live(), self.page_chunks(unit, page.entry));
+        }
+        let tokens = if own { unit.queries.end } else { 0 };
+        for first in (0..tokens).step_by(TILE) {
+            weights.add_page(u64::MAX >> (64 - TILE.min(tokens - first)), 1);
+        }
     }
 
     /// Query head and query of a row of a unit: rows are `[head of the group][query][query head]`.
@@ -80,7 +124,7 @@ impl<'a> Context<'a> {
         pages: &[Placed<'_, Chunk>],
         w: &mut Workspace,
         partial: &mut Partial,
-        (mut record, stage): (Option<&mut Record>, Stage),
+        keep: &mut Keep<'_>,
     ) {
         for (class, codec) in self.call.layer.classes[unit.group].iter().enumerate() {
             let pages: Vec<_> = pages.iter().filter(|page| page.entry.class() == class).collect();
@@ -90,10 +134,9 @@ impl<'a> Context<'a> {
             let (rows, key_dim) = (self.rows(unit), self.call.layer.shape.key_dim);
             let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
             let pass = self.kernels.and_then(|k| PackedPass::new(k, codec, w, (rows, key_dim), read));
-            let record = (record.as_deref_mut(), stage);
             match pass {
-                Some(pass) => self.packed(unit, pass, &pages, partial, record),
-                None => self.blocks(unit, codec, &pages, partial, record),
+                Some(pass) => self.packed(unit, pass, &pages, partial, keep),
+                None => self.blocks(unit, codec, &pages, partial, keep),
             }
         }
     }
@@ -104,15 +147,16 @@ impl<'a> Context<'a> {
         mut pass: PackedPass<'_>,
         pages: &[&Placed<'_, Chunk>],
         partial: &mut Partial,
-        (mut record, stage): (Option<&mut Record>, Stage),
+        keep: &mut Keep<'_>,
     ) {
         let (start, queries) = (self.call.rows[unit.row].start, unit.queries.len());
-        let call = PassCall { logits: self.logits_at(stage), group: self.heads, queries, start, stage };
+        let (logits, values) = (self.logits_at(keep.stage), self.dim > 0);
+        let call = PassCall { logits, group: self.heads, queries, start, stage: keep.stage, values };
         let (mut seen, mut masks) = (Vec::with_capacity(pages.len()), Vec::new());
         for page in pages {
             let before = masks.len();
             masks.extend(self.masks(unit, page.entry));
-            if let (Stage::Values, Some(record)) = (stage, &mut record) {
+            if let (Stage::Values, Some(record)) = (keep.stage, &mut keep.record) {
                 self.narrow_masks(unit, page, record, &mut masks[before..]);
             }
             if masks[before..].iter().all(|&mask| mask == 0) {
@@ -121,9 +165,9 @@ impl<'a> Context<'a> {
                 seen.push(*page);
             }
         }
-        pass.add_pages(call, &seen, &masks, record);
-        if stage != Stage::Logits {
-            pass.finish(partial, self.call.layer.shape.value_dim);
+        pass.add_pages(call, &seen, &masks, keep);
+        if keep.stage != Stage::Logits {
+            pass.finish(partial, self.dim);
         }
     }
 
@@ -133,7 +177,7 @@ impl<'a> Context<'a> {
         codec: &HeadCodec,
         pages: &[&Placed<'_, Chunk>],
         partial: &mut Partial,
-        (mut record, stage): (Option<&mut Record>, Stage),
+        keep: &mut Keep<'_>,
     ) {
         let (rows, shape) = (self.rows(unit), &self.call.layer.shape);
         let read = |row: usize, q: &mut [f32]| self.read_query(unit, row, q);
@@ -142,14 +186,14 @@ impl<'a> Context<'a> {
         for placed in pages {
             masks.clear();
             masks.extend(self.masks(unit, placed.entry));
-            if let (Stage::Values, Some(record)) = (stage, &mut record) {
+            if let (Stage::Values, Some(record)) = (keep.stage, &mut keep.record) {
                 self.narrow_masks(unit, placed, record, &mut masks);
             }
             let page = PageAt { placed, start: self.call.rows[unit.row].start, masks: &masks };
-            pass.add_page(page, (self.logits_at(stage), stage), self.heads, record.as_deref_mut());
+            pass.add_page(page, self.logits_at(keep.stage), (self.heads, self.dim > 0), keep);
         }
-        if stage != Stage::Logits {
-            pass.finish(partial, shape.value_dim);
+        if keep.stage != Stage::Logits {
+            pass.finish(partial, self.dim);
         }
     }
 
@@ -174,18 +218,13 @@ impl<'a> Context<'a> {
     }
 
     /// Visible slots of an entry per query.
-    fn masks(&self, unit: &Unit, entry: &Entry<Chunk>) -> impl Iterator<Item = u64> {
+    pub(crate) fn masks(&self, unit: &Unit, entry: &Entry<Chunk>) -> impl Iterator<Item = u64> {
         let first = self.call.rows[unit.row].first_index;
         unit.queries.clone().map(move |query| self.visibility.mask(entry, first + query))
     }
 
-    /// Adds the call's own tokens; their logits go behind the first `.1` ones of a record.
-    fn add_own(
-        &self,
-        unit: &Unit,
-        result: &mut Partial,
-        (mut record, stage): (Option<(&mut Record, usize)>, Stage),
-    ) {
+    /// Adds the call's own tokens, which stand behind the stored ones.
+    fn add_own(&self, unit: &Unit, result: &mut Partial, keep: &mut Keep<'_>, stored: Stored) {
         let (layer, per_head) = (self.call.layer, self.heads * unit.queries.len());
         let dim = layer.shape.key_dim;
         let mut q = vec![0.0; per_head * dim];
@@ -193,16 +232,18 @@ impl<'a> Context<'a> {
             for (i, q) in q.chunks_exact_mut(dim).enumerate() {
                 self.read_query(unit, part * per_head + i, q);
             }
-            let head = unit.group * layer.heads_per_group + part;
-            let keep = |row: usize, token: usize, logits: &mut [f32]| {
-                let Some((record, stored)) = &mut record else { return };
-                let kept = &mut record.row(part * per_head + row, *stored + token)[..logits.len()];
-                let (to, from) = if stage == Stage::Values { (logits, kept) } else { (kept, logits) };
-                to.copy_from_slice(from);
+            let call = OwnCall {
+                kernels: self.kernels,
+                q: &q,
+                queries: unit.queries.clone(),
+                sliding: layer.shape.sliding,
+                logits: self.logits,
+                first_row: part * per_head,
+                stored: (stored.tokens, stored.chunks),
             };
-            let (queries, sliding) = (unit.queries.clone(), layer.shape.sliding);
-            let partial = self.own_head(unit.row, head).attend(&q, queries, sliding, self.logits, keep);
-            if stage != Stage::Logits {
+            let partial =
+                self.own_head(unit.row, unit.group * layer.heads_per_group + part).attend(&call, keep);
+            if keep.stage != Stage::Logits {
                 result.merge(part * per_head, &partial);
             }
         }
@@ -211,19 +252,21 @@ impl<'a> Context<'a> {
     fn own_head(&self, row: usize, head: usize) -> &OwnHead {
         self.own[row * self.call.layer.shape.kv_heads + head].get_or_init(|| {
             let own = self.call.own.expect("asked for only when the call brings tokens");
-            OwnHead::new(own, row, head, &self.call.rows[row].columns)
+            OwnHead::new(own, row, head, &self.call.rows[row].columns, self.dim)
         })
     }
 
     /// Writes a unit's outputs; returns the log-sum-exps of its rows if attention received is asked for.
     pub(crate) fn write(&self, unit: &Unit, result: &mut Partial, target: &mut Target<'_, '_>) -> Vec<f32> {
-        let [_, heads, columns, _] = target.out.shape();
+        let [_, heads, columns, _] = self.call.q.shape();
         let mut all_lse = Vec::new();
         for row in 0..self.rows(unit) {
             let (head, query) = self.heads_of(unit, row);
             let column = self.call.rows[unit.row].columns[query];
             let (out, lse) = result.finish(row, self.call.sink_logits.map(|sinks| sinks[head]));
-            target.out.write_row([unit.row, head, column], out);
+            if let Some(to) = &mut target.out {
+                to.write_row([unit.row, head, column], out);
+            }
             if let Some(all) = &mut target.lse {
                 all[(unit.row * heads + head) * columns + column] = lse;
             }

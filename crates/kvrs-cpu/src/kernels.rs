@@ -4,8 +4,10 @@ use crate::isa::Isa;
 use crate::simd::encode::TileArgs;
 use crate::simd::keys::{KeyArgs, NarrowDigits, WideDigits};
 use crate::simd::lanes::LaneArgs;
+use crate::simd::matrix::MatrixArgs;
 use crate::simd::prepare::{Prepared, QueryArgs, WeightArgs};
 use crate::simd::raw::{RawKeyArgs, RawValueArgs};
+use crate::simd::received::ReceivedArgs;
 use crate::simd::softmax::SoftmaxArgs;
 use crate::simd::values::{NarrowWeights, ValueArgs, WideWeights};
 use kvrs_codec::SideCodec;
@@ -42,7 +44,10 @@ pub(crate) struct Table {
     pub(crate) narrow_weights: unsafe fn(&WeightArgs<'_>, usize, (&mut [i32], &mut [i32], &mut [Prepared])),
     pub(crate) wide_weights: unsafe fn(&WeightArgs<'_>, usize, (&mut [[[i32; 2]; 16]], &mut [Prepared])),
     pub(crate) softmax: unsafe fn(SoftmaxArgs<'_>),
+    pub(crate) received: unsafe fn(&mut ReceivedArgs<'_>),
     pub(crate) lane_sums: unsafe fn(&mut LaneArgs<'_>),
+    pub(crate) rows_dot: unsafe fn(&mut MatrixArgs<'_>),
+    pub(crate) rows_sum: unsafe fn(&mut MatrixArgs<'_>),
     pub(crate) hadamard: unsafe fn(&[f32], &mut [[f32; 16]]),
     pub(crate) hadamard_transposed: unsafe fn(&[f32], &mut [[f32; 16]]),
     pub(crate) encode_tile: unsafe fn(&mut TileArgs<'_>),
@@ -108,12 +113,18 @@ calls! {
     wide_weights(args: &WeightArgs<'_>, rows: usize, out: (&mut [[[i32; 2]; 16]], &mut [Prepared]));
     /// Turns the scores of up to [`ROWS`] rows into weights.
     softmax(args: SoftmaxArgs<'_>);
+    /// Adds the attention that tokens received.
+    received(args: &mut ReceivedArgs<'_>);
     /// Adds weighted sums of f32 lanes.
     lane_sums(args: &mut LaneArgs<'_>);
     /// Three rounds of signs `[3][d]` and Walsh-Hadamard, up to [`Transform::orthonormal_factor`].
     hadamard(signs: &[f32], x: &mut [[f32; 16]]);
     /// The transpose of [`Self::hadamard`].
     hadamard_transposed(signs: &[f32], x: &mut [[f32; 16]]);
+    /// Products of a matrix's rows with a vector.
+    rows_dot(args: &mut MatrixArgs<'_>);
+    /// Adds a weighted sum of a matrix's rows.
+    rows_sum(args: &mut MatrixArgs<'_>);
     /// Encodes a tile of 16 tokens.
     encode_tile(args: &mut TileArgs<'_>);
 }
@@ -124,9 +135,13 @@ impl Kernels {
         self.0.spread
     }
 
-    /// [`SideCodec::prepare`]: `z = B^T q`, for `z` of whole chunks.
-    pub(crate) fn prepare(self, codec: &SideCodec, q: &[f32], z: &mut [[f32; 16]]) {
+    /// [`SideCodec::prepare`]: `z = B^T q`, for `z` of whole chunks; `q` is of no use afterwards.
+    pub(crate) fn prepare(self, codec: &SideCodec, q: &mut [f32], z: &mut [[f32; 16]]) {
         let flat = z.as_flattened_mut();
+        if let Some(matrix) = synthesis(&codec.transform) {
+            let by_channel = q.as_chunks_mut().0;
+            return self.rows_dot(&mut MatrixArgs { matrix, by_row: flat, by_channel });
+        }
         let Transform::Hadamard { signs, d } = &codec.transform else {
             return codec.prepare(q, flat);
         };
@@ -138,6 +153,11 @@ impl Kernels {
 
     /// [`SideCodec::finish`]: `out += B acc + mean * mass`; what is left in `acc` is of no use.
     pub(crate) fn finish(self, codec: &SideCodec, acc: &mut [[f32; 16]], mass: f32, out: &mut [f32]) {
+        if let Some(matrix) = synthesis(&codec.transform) {
+            let (by_row, by_channel) = (acc.as_flattened_mut(), out.as_chunks_mut().0);
+            self.rows_sum(&mut MatrixArgs { matrix, by_row, by_channel });
+            return codec.add_mean(mass, out);
+        }
         let Transform::Hadamard { signs, d } = &codec.transform else {
             return codec.finish(acc.as_flattened(), mass, out);
         };
@@ -145,5 +165,17 @@ impl Kernels {
         let factor = Transform::orthonormal_factor(*d);
         out.iter_mut().zip(acc.as_flattened()).for_each(|(o, x)| *o += x * factor);
         codec.add_mean(mass, out);
+    }
+}
+
+/// The transposed synthesis matrix `[n][d / 16]`, where there is one and its rows are whole chunks.
+fn synthesis(transform: &Transform) -> Option<&[[f32; 16]]> {
+    match transform {
+        Transform::Dense { matrix, d, .. } | Transform::Pair { synthesis: matrix, d, .. }
+            if d.is_multiple_of(16) =>
+        {
+            Some(matrix.as_chunks().0)
+        }
+        _ => None,
     }
 }

@@ -1,4 +1,8 @@
-//! Partial results and their merge.
+//! Partial results and their merge; what padding gets.
+
+use crate::memory::Chunk;
+use kvrs_codec::ViewMut;
+use kvrs_codec::backend::AttendCall;
 
 /// Softmax sums and outputs of some query rows, each relative to its own largest logit.
 #[derive(Debug)]
@@ -49,6 +53,32 @@ impl Partial {
             *x = *x * factor / sum;
         }
         (out, max + sum.ln())
+    }
+}
+
+/// Writes zeros, with the log-sum-exp -inf, where a call has no query.
+pub(crate) fn clear_padding(
+    call: &AttendCall<'_, Chunk>,
+    mut out: Option<&mut ViewMut<'_>>,
+    mut lse: Option<&mut [f32]>,
+) {
+    let [_, heads, columns, _] = call.q.shape();
+    let zeros = vec![0.0; call.layer.shape.value_dim];
+    for (row, queries) in call.rows.iter().enumerate().filter(|(_, row)| row.columns.len() < columns) {
+        let mut next = queries.columns.iter().copied().peekable();
+        for column in 0..columns {
+            if next.next_if_eq(&column).is_some() {
+                continue;
+            }
+            for head in 0..heads {
+                if let Some(out) = &mut out {
+                    out.write_row([row, head, column], &zeros);
+                }
+                if let Some(lse) = &mut lse {
+                    lse[(row * heads + head) * columns + column] = f32::NEG_INFINITY;
+                }
+            }
+        }
     }
 }
 

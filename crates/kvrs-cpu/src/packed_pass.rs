@@ -3,11 +3,12 @@
 use crate::base::BaseScores;
 use crate::batches::{BATCH_CHUNKS, Batches, Keys, Rows, Values, pages_of, slot_bits};
 use crate::digits::{QueryDigits, WeightDigits};
+use crate::job::Keep;
 use crate::kernels::Kernels;
 use crate::memory::Chunk;
 use crate::output::Partial;
 use crate::packed::{PackedRun, runs_of};
-use crate::received::{Placed, Record};
+use crate::received::{Placed, Weights};
 use crate::simd::lines::Lines;
 use crate::softmax::{Logits, Running};
 use crate::top_k::Stage;
@@ -36,6 +37,8 @@ pub(crate) struct Workspace {
     running: Running,
     q: Vec<f32>,
     out: Vec<f32>,
+    /// What a job keeps of it where attention received is asked for.
+    pub(crate) received: Weights,
 }
 
 /// What a call's passes share.
@@ -48,6 +51,8 @@ pub(crate) struct PassCall {
     /// Position of index 0.
     pub(crate) start: i64,
     pub(crate) stage: Stage,
+    /// Whether values are summed.
+    pub(crate) values: bool,
 }
 
 /// Query rows `[query][query head of the group]` against one class.
@@ -116,7 +121,7 @@ impl<'a> PackedPass<'a> {
         call: PassCall,
         pages: &[&Placed<'_, Chunk>],
         masks: &[u64],
-        record: Option<&mut Record>,
+        keep: &mut Keep<'_>,
     ) {
         let (kernels, fresh, desc) = (self.kernels, self.base.is_none(), &self.codec.desc);
         let page_chunks = desc.slots as usize / TILE;
@@ -134,7 +139,7 @@ impl<'a> PackedPass<'a> {
             Values::Packed { runs: &w.value_runs, weights: &mut w.weights }
         };
         let rows = Rows { scores: &mut w.scores, acc: &mut w.acc, running: &mut w.running };
-        let batches = Batches { kernels, call, page_chunks, key, value, rows, masks: &w.masks, record };
+        let batches = Batches { kernels, call, page_chunks, key, value, rows, masks: &w.masks, keep };
         batches.run(&pages_of(pages, masks, call.queries), pages, self.base.as_mut());
     }
 
@@ -142,6 +147,10 @@ impl<'a> PackedPass<'a> {
     pub(crate) fn finish(self, partial: &mut Partial, dim: usize) {
         let Workspace { acc, running, out, .. } = &mut *self.w;
         out.resize(dim, 0.0);
+        if dim == 0 {
+            let rows = running.max.iter().zip(&running.sum).enumerate();
+            return rows.for_each(|(row, (max, sum))| partial.add(row, max * LN_2, *sum, &[]));
+        }
         let chunks = acc.len() / self.rows;
         for (row, acc) in acc.chunks_exact_mut(chunks).enumerate() {
             out.fill(0.0);

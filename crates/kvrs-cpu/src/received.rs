@@ -1,90 +1,100 @@
-//! Attention received by each token: the logits of a unit are kept until its log-sum-exps are known, then folded.
+//! Attention received by each token: softmax weights are kept with the logit that they are relative to, and folded when
+//! the log-sum-exps of their rows are known. No exponential is computed twice.
 
-use crate::lanes::exp_sum;
-use crate::softmax::Logits;
+use crate::attend::{Context, Part, Unit};
+use crate::kernels::Kernels;
+use crate::lanes::exp;
+use crate::simd::received::ReceivedArgs;
+use kvrs_codec::desc::TILE;
 use kvrs_core::page::Entry;
 use kvrs_core::statistics::{Fold, Reduce};
 
-/// A page of a table, and how many live tokens of its job stand before it.
+/// A page of a table, and where its tokens stand in their job.
 pub(crate) struct Placed<'e, C> {
     pub(crate) entry: &'e Entry<C>,
+    /// Live tokens of the job before it.
     pub(crate) column: usize,
+    /// Chunks of 16 slots of the job before it.
+    pub(crate) chunk: usize,
 }
 
-/// Logits `[row][token]` of a job: the live tokens of its pages, then the call's own; -inf where a query does not see.
-#[derive(Debug, Clone)]
-pub(crate) struct Record {
-    tokens: usize,
-    logits: Vec<f32>,
+/// Softmax weights of a job's rows in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Weights {
+    /// `[run][row][chunk]`.
+    kept: Vec<[f32; 16]>,
+    /// Logits that they are relative to `[run][row]`.
+    shifts: Vec<f32>,
+    runs: Vec<Run>,
+    /// Slots of the job's chunks that hold a token.
+    live: Vec<u16>,
 }
 
-impl Record {
-    pub(crate) fn new(rows: usize, tokens: usize) -> Self {
-        Self { tokens, logits: vec![f32::NEG_INFINITY; rows * tokens] }
+/// Weights of neighbouring rows over neighbouring chunks of the job.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    first_row: usize,
+    rows: usize,
+    /// Where its shifts and weights begin.
+    shifts: usize,
+    weights: usize,
+    /// Chunks from row to row, and those of the run.
+    row_chunks: usize,
+    chunks: usize,
+    /// First chunk of the job that it stands for.
+    to: usize,
+}
+
+impl Weights {
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.kept.clear();
+        self.shifts.clear();
+        self.runs.clear();
+        self.live.clear();
     }
 
-    /// Logits of a row from token `from` on.
-    pub(crate) fn row(&mut self, row: usize, from: usize) -> &mut [f32] {
-        &mut self.logits[row * self.tokens..][..self.tokens][from..]
+    /// Adds a page of `chunks` chunks to the job, with tokens in the slots `live`.
+    pub(crate) fn add_page(&mut self, live: u64, chunks: usize) {
+        self.live.extend((0..chunks).map(|chunk| (live >> (TILE * chunk)) as u16));
     }
 
-    /// Keeps the logits of a page's slots: those of `mask`, a part of the `live` ones.
-    pub(crate) fn put<C>(
+    /// Keeps weights `[row][row_chunks]` of the rows from `first_row` on, relative to the logits `shifts` `[row]`. The
+    /// chunks of a row are those of the pieces `(first chunk of the job, chunks)`, one after the other.
+    pub(crate) fn push(
         &mut self,
-        row: usize,
-        page: &Placed<'_, C>,
-        (logits, mask): (Logits, u64),
-        scores: &[f32],
+        first_row: usize,
+        (weights, row_chunks): (&[[f32; 16]], usize),
+        shifts: impl Iterator<Item = f32>,
+        pieces: impl Iterator<Item = (usize, usize)>,
     ) {
-        let mut slots = [0.0; 64];
-        let slots = &mut slots[..scores.len()];
-        slots.copy_from_slice(scores);
-        logits.apply(slots, mask);
-        let (live, to) = (page.entry.live(), self.row(row, page.column));
-        if consecutive(live) {
-            let count = live.count_ones() as usize;
-            to[..count].copy_from_slice(&slots[..count]);
-        } else {
-            let live = slots.iter().enumerate().filter(|(slot, _)| live >> slot & 1 == 1);
-            to.iter_mut().zip(live).for_each(|(to, (_, logit))| *to = *logit);
-        }
-    }
-
-    /// Gives the logits of a page's slots back, -inf in dead ones.
-    pub(crate) fn get<C>(&mut self, row: usize, page: &Placed<'_, C>, slots: &mut [f32]) {
-        let (live, from) = (page.entry.live(), self.row(row, page.column));
-        slots.fill(f32::NEG_INFINITY);
-        if consecutive(live) {
-            let count = live.count_ones() as usize;
-            slots[..count].copy_from_slice(&from[..count]);
-        } else {
-            let live = slots.iter_mut().enumerate().filter(|(slot, _)| live >> slot & 1 == 1);
-            live.zip(from).for_each(|((_, slot), logit)| *slot = *logit);
-        }
-    }
-
-    /// Slots of a page that some of `rows` rows from `first` on has a logit for.
-    pub(crate) fn seen<C>(&mut self, (first, rows): (usize, usize), page: &Placed<'_, C>) -> u64 {
-        let mut slots = [0.0; 64];
-        let mut seen = 0;
-        for row in first..first + rows {
-            self.get(row, page, &mut slots);
-            for (slot, logit) in slots.iter().enumerate() {
-                seen |= u64::from(*logit > f32::NEG_INFINITY) << slot;
+        let (rows, shifts_at) = (weights.len() / row_chunks, self.shifts.len());
+        let mut at = self.kept.len();
+        self.kept.extend_from_slice(weights);
+        self.shifts.extend(shifts);
+        let before = self.runs.len();
+        for (to, chunks) in pieces {
+            match self.runs[before..].last_mut() {
+                Some(run) if run.to + run.chunks == to => run.chunks += chunks,
+                _ => self.runs.push(Run {
+                    first_row,
+                    rows,
+                    shifts: shifts_at,
+                    weights: at,
+                    row_chunks,
+                    chunks,
+                    to,
+                }),
             }
+            at += chunks;
         }
-        seen
     }
-}
-
-/// Whether the bits are the lowest ones.
-fn consecutive(bits: u64) -> bool {
-    bits.trailing_ones() == bits.count_ones()
 }
 
 /// How rows `[part][query][head]` become one number per part and token.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Folding {
+#[derive(Clone, Copy)]
+pub(crate) struct Folding<'a> {
+    pub(crate) kernels: Option<Kernels>,
     pub(crate) parts: usize,
     pub(crate) queries: usize,
     /// Query heads of a key-value head.
@@ -93,58 +103,137 @@ pub(crate) struct Folding {
     pub(crate) fold: Fold,
     /// Whether the call's last query is among these.
     pub(crate) last: bool,
+    /// Of each row.
+    pub(crate) lse: &'a [f32],
+    /// Probability of each query if it attended to all that it sees alike, where the fold compares with it.
+    pub(crate) even: &'a [f32],
 }
 
-impl Folding {
-    /// What the rows, whose log-sum-exps are `lse`, give to the tokens of the unit's jobs: `[part][token]`.
-    pub(crate) fn run(self, records: &mut [Record], lse: &[f32]) -> Vec<f32> {
-        let tokens: usize = records.iter().map(|record| record.tokens).sum();
-        let mut sums = vec![0.0; self.parts * tokens];
-        for (part, sums) in sums.chunks_exact_mut(tokens.max(1)).enumerate() {
-            let first = if self.fold == Fold::Last { self.queries - usize::from(self.last) } else { 0 };
-            for query in first..self.queries {
-                let row = (part * self.queries + query) * self.heads;
-                self.add_query(records, row, &lse[row..row + self.heads], sums);
+impl Folding<'_> {
+    /// What the rows give to the tokens of a job: `[part][token]`.
+    pub(crate) fn run(self, kept: &Weights) -> Vec<f32> {
+        let chunks = kept.live.len();
+        let mut sums = vec![[0.0; 16]; self.parts * chunks];
+        let mut factors = Vec::new();
+        for run in &kept.runs {
+            let per_part = self.queries * self.heads;
+            for first in (0..run.rows).step_by(per_part) {
+                let part = (run.first_row + first) / per_part;
+                self.add(kept, run, first, &mut factors, &mut sums[part * chunks..][run.to..][..run.chunks]);
             }
         }
-        sums
+        let mut given = Vec::with_capacity(self.parts * 16 * chunks);
+        for sums in sums.chunks_exact(chunks.max(1)) {
+            for (sums, live) in sums.iter().zip(&kept.live) {
+                let (mut tokens, mut n) = (*sums, 0);
+                for (slot, sum) in sums.iter().enumerate() {
+                    tokens[n.min(slot)] = *sum;
+                    n += usize::from(live >> slot & 1);
+                }
+                given.extend_from_slice(&tokens[..n]);
+            }
+        }
+        given
     }
 
-    /// Adds the probabilities of the query whose first row is `row`.
-    fn add_query(self, records: &mut [Record], row: usize, lse: &[f32], sums: &mut [f32]) {
-        let seen = |x: &&f32| **x > f32::NEG_INFINITY;
-        let visible: usize = records.iter_mut().map(|r| r.row(row, 0).iter().filter(seen).count()).sum();
-        let even = 1.0 / visible as f32;
-        let mut at = 0;
-        for record in records {
-            let tokens = record.tokens;
-            for (head, &lse) in lse.iter().enumerate() {
-                let probabilities = record.row(row + head, 0);
-                if lse == f32::NEG_INFINITY {
-                    probabilities.fill(0.0);
-                } else {
-                    exp_sum(probabilities, lse);
+    /// Adds what the rows of a part give, the first of which is row `first` of a run.
+    fn add(self, kept: &Weights, run: &Run, first: usize, factors: &mut Vec<f32>, sums: &mut [[f32; 16]]) {
+        let query = if self.fold == Fold::Last { self.queries - usize::from(self.last) } else { 0 };
+        let (from, end) = (first + query * self.heads, first + self.queries * self.heads);
+        let mean = if self.reduce == Reduce::Mean { 1.0 / self.heads as f32 } else { 1.0 };
+        let factor = |(shift, lse): (&f32, &f32)| {
+            if *lse == f32::NEG_INFINITY { 0.0 } else { exp(shift - lse) * mean }
+        };
+        let shifts = &kept.shifts[run.shifts..];
+        factors.clear();
+        factors.extend(shifts[from..end].iter().zip(&self.lse[run.first_row + from..]).map(factor));
+        let mut args = ReceivedArgs {
+            weights: &kept.kept[run.weights + from * run.row_chunks..],
+            row_chunks: run.row_chunks,
+            factors,
+            heads: self.heads,
+            largest: self.reduce == Reduce::Max,
+            bounds: if self.fold == Fold::Above { self.even } else { &[] },
+            sums,
+        };
+        match self.kernels {
+            Some(kernels) => kernels.received(&mut args),
+            None => add_scalar(&mut args),
+        }
+    }
+}
+
+/// [`crate::simd::received::add`] in plain Rust.
+fn add_scalar(args: &mut ReceivedArgs<'_>) {
+    for (query, factors) in args.factors.chunks_exact(args.heads).enumerate() {
+        for (chunk, sums) in args.sums.iter_mut().enumerate() {
+            let mut reduced = [0.0f32; 16];
+            for (head, factor) in factors.iter().enumerate() {
+                let weights = &args.weights[(query * args.heads + head) * args.row_chunks + chunk];
+                for (x, weight) in reduced.iter_mut().zip(weights) {
+                    let p = weight * factor;
+                    *x = if !args.largest {
+                        *x + p
+                    } else if p > *x {
+                        p
+                    } else {
+                        *x
+                    };
                 }
             }
-            let rows = &mut record.logits[row * tokens..][..self.heads * tokens];
-            let (reduced, others) = rows.split_at_mut(tokens);
-            for other in others.chunks_exact(tokens.max(1)) {
-                self.join(reduced, other);
+            for (sum, x) in sums.iter_mut().zip(reduced) {
+                *sum += args.bounds.get(query).map_or(x, |bound| f32::from(u8::from(x > *bound)));
             }
-            let factor = if self.reduce == Reduce::Mean { 1.0 / self.heads as f32 } else { 1.0 };
-            for (sum, x) in sums[at..at + tokens].iter_mut().zip(reduced) {
-                let x = *x * factor;
-                *sum += if self.fold == Fold::Above { f32::from(u8::from(x > even)) } else { x };
-            }
-            at += tokens;
         }
     }
+}
 
-    fn join(self, to: &mut [f32], other: &[f32]) {
-        if self.reduce == Reduce::Max {
-            to.iter_mut().zip(other).for_each(|(a, b)| *a = if *b > *a { *b } else { *a });
-        } else {
-            to.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+impl Context<'_> {
+    /// What the rows of a unit, whose log-sum-exps are `lse`, give to the tokens of a job: `[head of the group][token]`.
+    pub(crate) fn fold(&self, unit: &Unit, kept: &Weights, lse: &[f32]) -> Vec<f32> {
+        let Some((reduce, fold)) = self.asked else { return Vec::new() };
+        let folding = Folding {
+            kernels: self.kernels,
+            parts: self.call.layer.heads_per_group,
+            queries: unit.queries.len(),
+            heads: self.heads,
+            reduce,
+            fold,
+            last: unit.queries.end == self.call.rows[unit.row].columns.len() && !unit.queries.is_empty(),
+            lse,
+            even: &if fold == Fold::Above { self.even(unit) } else { Vec::new() },
+        };
+        folding.run(kept)
+    }
+
+    /// `1 / visible` of the queries of a unit.
+    fn even(&self, unit: &Unit) -> Vec<f32> {
+        let row = &self.call.rows[unit.row];
+        let mut visible: Vec<usize> = unit
+            .queries
+            .clone()
+            .map(|query| if self.call.own.is_some() { self.visibility.own(query) } else { 0 })
+            .collect();
+        for entry in row.tables[unit.group].entries() {
+            let masks = self.masks(unit, entry);
+            visible.iter_mut().zip(masks).for_each(|(n, mask)| *n += mask.count_ones() as usize);
+        }
+        let most = self.call.top_k.unwrap_or(usize::MAX);
+        visible.into_iter().map(|n| 1.0 / n.min(most) as f32).collect()
+    }
+
+    /// Adds what the jobs of a unit gave to `sums` `[row][key-value head]`.
+    pub(crate) fn add_given(&self, unit: &Unit, parts: &[Part], sums: &mut [Vec<f32>]) {
+        let heads = self.call.layer.heads_per_group;
+        let first = unit.row * self.call.layer.shape.kv_heads + unit.group * heads;
+        for (head, sums) in sums[first..first + heads].iter_mut().enumerate() {
+            let mut to = &mut sums[..];
+            for Part { given, .. } in parts {
+                let tokens = given.len() / heads;
+                let here = to.split_off_mut(..tokens).expect("a number per live token and own token");
+                let given = &given[head * tokens..][..tokens];
+                here.iter_mut().zip(given).for_each(|(sum, x)| *sum += x);
+            }
         }
     }
 }
@@ -152,21 +241,37 @@ impl Folding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
 
     const NEVER: f32 = f32::NEG_INFINITY;
 
-    /// Two heads of one group; two queries, of which the first sees one token less.
-    fn record() -> Vec<Record> {
-        let probabilities = [[0.75, 0.25, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25], [0.125, 0.125, 0.75]];
-        let logits =
-            probabilities.as_flattened().iter().map(|p: &f32| if *p == 0.0 { NEVER } else { p.ln() });
-        vec![Record { tokens: 3, logits: logits.collect() }]
+    /// Two heads of one group; two queries, of which the first sees one token less. Weights are relative to a logit of 1,
+    /// as if the rows' log-sum-exps were 0.
+    fn kept(probabilities: &[[f32; 3]]) -> Weights {
+        let mut kept = Weights::default();
+        kept.add_page(0b111, 1);
+        let row = |p: &[f32; 3]| std::array::from_fn(|i| p.get(i).unwrap_or(&7.0) / 1f32.exp());
+        let weights: Vec<[f32; 16]> = probabilities.iter().map(row).collect();
+        kept.push(0, (&weights, 1), weights.iter().map(|_| 1.0), [(0, 1)].into_iter());
+        kept
     }
 
+    const QUERIES: [[f32; 3]; 4] =
+        [[0.75, 0.25, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25], [0.125, 0.125, 0.75]];
+
     fn folded(reduce: Reduce, fold: Fold, last: bool) -> Vec<f32> {
-        let folding = Folding { parts: 1, queries: 2, heads: 2, reduce, fold, last };
-        let close = |x: f32| (x * 1e4).round() / 1e4;
-        folding.run(&mut record(), &[0.0; 4]).into_iter().map(close).collect()
+        let all = Isa::available().map(|isa| {
+            let kernels = Kernels::of(isa);
+            let (lse, even) = (&[0.0; 4], &[1.0 / 2.0 + 1e-6, 1.0 / 3.0]);
+            let folding = Folding { kernels, parts: 1, queries: 2, heads: 2, reduce, fold, last, lse, even };
+            let close = |x: f32| (x * 1e4).round() / 1e4;
+            folding.run(&kept(&QUERIES)).into_iter().map(close).collect::<Vec<_>>()
+        });
+        all.reduce(|a, b| {
+            assert_eq!(a, b);
+            b
+        })
+        .unwrap()
     }
 
     #[test]
@@ -190,8 +295,32 @@ mod tests {
 
     #[test]
     fn a_query_that_sees_nothing_gives_nothing() {
+        let folding = Folding {
+            kernels: None,
+            parts: 1,
+            queries: 1,
+            heads: 1,
+            reduce: Reduce::Mean,
+            fold: Fold::Sum,
+            last: true,
+            lse: &[NEVER],
+            even: &[],
+        };
+        assert_eq!(folding.run(&kept(&[[0.0; 3]])), [0.0; 3]);
+    }
+
+    #[test]
+    fn pieces_that_follow_each_other_are_one_run() {
+        let mut kept = Weights::default();
+        (0..5).for_each(|_| kept.add_page(0xffff, 1));
+        let weights: Vec<[f32; 16]> = (0..8).map(|i| [i as f32; 16]).collect();
+        kept.push(0, (&weights, 4), [0.0; 2].into_iter(), [(0, 1), (1, 1), (3, 1), (4, 1)].into_iter());
+        assert_eq!(kept.runs.len(), 2);
+        let (lse, even) = (&[0.0; 2], &[]);
+        let (reduce, fold) = (Reduce::Sum, Fold::Sum);
         let folding =
-            Folding { parts: 1, queries: 1, heads: 1, reduce: Reduce::Mean, fold: Fold::Sum, last: true };
-        assert_eq!(folding.run(&mut [Record::new(1, 2)], &[NEVER]), [0.0, 0.0]);
+            Folding { kernels: None, parts: 1, queries: 2, heads: 1, reduce, fold, last: true, lse, even };
+        let given: Vec<f32> = folding.run(&kept).into_iter().step_by(16).collect();
+        assert_eq!(given, [4.0, 6.0, 0.0, 8.0, 10.0]);
     }
 }

@@ -17,11 +17,18 @@ impl Visibility {
         start..if self.causal { index + 1 } else { usize::MAX }
     }
 
+    /// How many of a call's own tokens its query number `query` sees.
+    pub(crate) fn own(self, query: usize) -> usize {
+        Self { causal: true, ..self }.range(query).len()
+    }
+
     /// Live slots that query `index` sees, as bits.
     pub(crate) fn mask<C>(self, entry: &Entry<C>, index: usize) -> u64 {
         let range = self.range(index);
         let slot_of = |token: usize| match entry.slots() {
+            _ if token == 0 => 0,
             Slots::Run { first } => token.saturating_sub(*first as usize).min(64),
+            Slots::Gathered(tokens) if tokens.last().is_some_and(|&last| (last as usize) < token) => 64,
             Slots::Gathered(tokens) => tokens.partition_point(|&t| (t as usize) < token),
         };
         entry.live() & ones(slot_of(range.end)) & !ones(slot_of(range.start))

@@ -24,8 +24,17 @@ fn shape() -> LayerShape {
 fn codec(key: &CodecSpec, value: &CodecSpec) -> HeadCodec {
     let mut cache = ConstantCache::default();
     let mut side = |spec: &CodecSpec, side, d| {
-        let context =
-            SideContext { side, d, layer: 0, seed: 3, window: Dtype::Bf16, rope: None, constant: None };
+        let context = SideContext {
+            side,
+            d,
+            layer: 0,
+            seed: 3,
+            window: Dtype::Bf16,
+            rope: None,
+            constant: None,
+            group: 0,
+            arrays: None,
+        };
         spec.build(&context, &mut cache).unwrap()
     };
     let (key, value) = (side(key, Side::Key, DIMS[0]), side(value, Side::Value, DIMS[1]));

@@ -4,10 +4,10 @@ use crate::dlpack::Tensor;
 use crate::errors::{raise, wrong_type};
 use dlpark::ffi::DLDataType;
 use half::{bf16, f16};
-use kvrs::{Dtype, Error, SeqId};
+use kvrs::{Array, Arrays, Dtype, Error, SeqId};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
 
 /// An integer; bools, floats and strings are refused.
 pub(crate) fn integer(what: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
@@ -71,6 +71,32 @@ pub(crate) fn sequences(value: &Bound<'_, PyAny>) -> PyResult<Vec<SeqId>> {
     }
     let Ok(items) = value.try_iter() else { return Ok(vec![sequence("seqs", value)?]) };
     items.enumerate().map(|(i, item)| sequence(&format!("seqs[{i}]"), &item?)).collect()
+}
+
+/// Integers in one dimension: any DLPack object of type int64 or int32, or a list.
+pub(crate) fn numbers(what: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    if is_tensor(value) {
+        return integers(value.py(), what, &Tensor::new(what, value, 1, "[n]")?);
+    }
+    let wrong = || wrong_type(what, value, "a one-dimensional array or list of ints");
+    if value.is_instance_of::<PyString>() {
+        return Err(wrong());
+    }
+    let one = |(i, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let item = item?;
+        exact(&item).map_or_else(|| integer(&format!("{what}[{i}]"), &item), Ok)
+    };
+    value.try_iter().map_err(|_| wrong())?.enumerate().map(one).collect()
+}
+
+/// Numbers of rows, from 0 on.
+pub(crate) fn rows(what: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    let one = |(i, number): (usize, i64)| {
+        let wrong =
+            |_| raise(value.py(), &Error::argument(format!("{what}[{i}]"), number, "a row from 0 on"));
+        usize::try_from(number).map_err(wrong)
+    };
+    numbers(what, value)?.into_iter().enumerate().map(one).collect()
 }
 
 /// `[rows, columns]` bools: any DLPack object of type bool, or nested lists.
@@ -163,6 +189,21 @@ pub(crate) fn constants(
         floats(item.py(), &what, &Tensor::new(&what, &item, 2, "[heads, dim]")?).map(Some)
     };
     items.enumerate().map(one).collect::<PyResult<_>>().map(Some)
+}
+
+/// Named float arrays of any dimensions.
+pub(crate) fn arrays(what: &str, value: &Bound<'_, PyDict>) -> PyResult<Arrays> {
+    let one = |(name, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        let name: String = name.extract()?;
+        let label = format!("{what}[{name:?}]");
+        let rank = item.getattr("ndim").and_then(|rank| rank.extract::<usize>());
+        let rank = rank.map_err(|_| wrong_type(&label, &item, "a float array"))?;
+        let tensor = Tensor::new(&label, &item, rank, "of any size")?;
+        let numbers = floats(item.py(), &label, &tensor)?;
+        let array = Array::new(&label, tensor.shape().to_vec(), numbers.into());
+        Ok((name, array.map_err(|e| raise(item.py(), &e))?))
+    };
+    value.iter().map(one).collect()
 }
 
 /// A number of bytes: `None`, an int, or text like "2GiB", "512 MiB", "1.5GB".

@@ -1,14 +1,17 @@
 //! Python bindings: the store and plans of `kvrs`, with any DLPack object in and out.
 
+mod alloc;
 mod args;
 mod array;
 mod call;
 mod dlpack;
 mod enter;
 mod errors;
+mod file;
 mod plan;
 mod registry;
 mod score;
+mod snapshot;
 mod store;
 
 use pyo3::prelude::*;
@@ -41,11 +44,19 @@ mod _kvrs {
     #[pymodule_export]
     use super::{get_num_threads, isa, set_num_threads};
     #[pymodule_export]
+    use crate::alloc::{
+        allocate_exact, allocate_greedy, allocate_waterfill, codebook, fit_rate, gaussian_distortion,
+    };
+    #[pymodule_export]
     use crate::array::Array;
+    #[pymodule_export]
+    use crate::file::inspect;
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]
     use crate::registry::{check_codec, check_policy, check_shape, codecs, policies};
+    #[pymodule_export]
+    use crate::snapshot::Snapshot;
     #[pymodule_export]
     use crate::store::KVStore;
 }

@@ -6,6 +6,7 @@ use crate::enter::enter;
 use crate::errors::{raise, wrong_type};
 use kvrs::{Error, LayerShape, PlanSpec};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::path::PathBuf;
 
 /// A validated plan.
@@ -46,16 +47,20 @@ impl Plan {
 #[pymethods]
 impl Plan {
     #[new]
-    #[pyo3(signature = (spec, key_offset=None, value_offset=None))]
+    #[pyo3(signature = (spec, key_offset=None, value_offset=None, arrays=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
         key_offset: Option<&Bound<'_, PyAny>>,
         value_offset: Option<&Bound<'_, PyAny>>,
+        arrays: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let mut spec: PlanSpec = parse(py, "spec", spec)?;
         spec.key_offset = args::constants("key_offset", key_offset)?;
         spec.value_offset = args::constants("value_offset", value_offset)?;
+        if let (Some(calibration), Some(arrays)) = (&mut spec.calibration, arrays) {
+            calibration.arrays = args::arrays("calibration.arrays", arrays)?;
+        }
         enter(py, || kvrs::Plan::new(spec)).map(Self)
     }
 
@@ -88,6 +93,17 @@ impl Plan {
     #[getter]
     fn value_offset<'py>(&self, py: Python<'py>) -> PyResult<Constants<'py>> {
         self.constants(py, self.0.spec().value_offset.as_ref(), |layer| layer.value_dim)
+    }
+
+    /// The arrays of the calibration, by name.
+    #[getter]
+    fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let arrays = PyDict::new(py);
+        let found = self.0.spec().calibration.iter().flat_map(|calibration| &calibration.arrays);
+        for (name, array) in found {
+            arrays.set_item(name, Buffer::floats(&array.values, &array.shape).into_array(py)?)?;
+        }
+        Ok(arrays)
     }
 
     fn memory<'py>(

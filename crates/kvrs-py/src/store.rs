@@ -5,12 +5,15 @@ use crate::array::Buffer;
 use crate::call::{NewTokens, Outputs, Scoring};
 use crate::dlpack::Tensor;
 use crate::enter::{enter, forks, warn};
-use crate::errors::{exception, raise};
+use crate::errors::{exception, wrong_type};
+use crate::file;
 use crate::plan::{Plan, from_json};
 use crate::score;
-use kvrs::{Cpu, Error, SeqId};
+use crate::snapshot::Snapshot;
+use kvrs::{Cpu, SeqId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use std::path::PathBuf;
 
 const KV: &str = "[B, Hkv, T, D]";
 const Q: &str = "[B, Hq, Tq, D]";
@@ -46,6 +49,11 @@ impl KVStore {
     fn layer(&self, layer: &Bound<'_, PyAny>) -> PyResult<usize> {
         args::index("layer", layer, self.layers().len())
     }
+}
+
+/// Ids as Python gets them.
+fn numbers(ids: Vec<SeqId>) -> Vec<u64> {
+    ids.into_iter().map(|id| id.0).collect()
 }
 
 #[pymethods]
@@ -87,14 +95,14 @@ impl KVStore {
         n: Option<&Bound<'_, PyAny>>,
         from_: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<u64>> {
-        if let Some(snapshot) = from_ {
-            let got = snapshot.get_type().name()?.to_string();
-            return Err(raise(py, &Error::argument("from_", got, "None (this version makes no snapshots)")));
-        }
         let n = n.map_or(Ok(1), |n| args::count("n", n))?;
         let store = self.live(py)?;
-        let ids = enter(py, || store.create(n))?;
-        Ok(ids.into_iter().map(|id| id.0).collect())
+        let Some(from) = from_ else { return enter(py, || store.create(n)).map(numbers) };
+        let Ok(snapshot) = from.cast::<Snapshot>() else {
+            return Err(wrong_type("from_", from, "None or a snapshot of this store"));
+        };
+        let snapshot = &snapshot.get().0;
+        enter(py, || store.create_from(n, snapshot)).map(numbers)
     }
 
     #[pyo3(signature = (layer, k, v, seqs, mask=None, positions=None, q=None, scale=None, softcap=None, sink_logits=None))]
@@ -285,6 +293,90 @@ impl KVStore {
     fn truncate(&self, py: Python<'_>, seq: &Bound<'_, PyAny>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let (store, seq, n) = (self.live(py)?, args::sequence("seq", seq)?, args::count("n", n)?);
         enter(py, || store.truncate(seq, n))
+    }
+
+    fn drop_last(&self, py: Python<'_>, seq: &Bound<'_, PyAny>, n: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seq, n) = (self.live(py)?, args::sequence("seq", seq)?, args::count("n", n)?);
+        enter(py, || store.drop_last(seq, n))
+    }
+
+    fn remove(
+        &self,
+        py: Python<'_>,
+        seq: &Bound<'_, PyAny>,
+        start: &Bound<'_, PyAny>,
+        stop: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        let (start, stop) = (args::count("start", start)?, args::count("stop", stop)?);
+        enter(py, || store.remove(seq, start, stop))
+    }
+
+    fn fork(&self, py: Python<'_>, seq: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        enter(py, || store.fork(seq)).map(|id| id.0)
+    }
+
+    fn reorder(&self, py: Python<'_>, seqs: &Bound<'_, PyAny>, index: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (store, seqs, index) = (self.live(py)?, args::sequences(seqs)?, args::rows("index", index)?);
+        enter(py, || store.reorder(&seqs, &index))
+    }
+
+    fn select_rows(
+        &self,
+        py: Python<'_>,
+        seqs: &Bound<'_, PyAny>,
+        index: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<u64>> {
+        let (store, seqs, index) = (self.live(py)?, args::sequences(seqs)?, args::rows("index", index)?);
+        enter(py, || store.select_rows(&seqs, &index)).map(numbers)
+    }
+
+    fn snapshot(&self, py: Python<'_>, seq: &Bound<'_, PyAny>) -> PyResult<Snapshot> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        enter(py, || store.snapshot(seq)).map(Snapshot)
+    }
+
+    fn publish(
+        &self,
+        py: Python<'_>,
+        seq: &Bound<'_, PyAny>,
+        token_ids: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        let token_ids = args::numbers("token_ids", token_ids)?;
+        enter(py, || store.publish(seq, &token_ids))
+    }
+
+    #[pyo3(name = "match")]
+    fn find_prefix(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+    ) -> PyResult<(Option<Snapshot>, usize)> {
+        let (store, token_ids) = (self.live(py)?, args::numbers("token_ids", token_ids)?);
+        let found = enter(py, || store.find_prefix(&token_ids))?;
+        Ok(found.map_or((None, 0), |(snapshot, n)| (Some(Snapshot(snapshot)), n)))
+    }
+
+    #[pyo3(signature = (path, seq, compress=None))]
+    #[allow(clippy::needless_pass_by_value, reason = "extracted from Python by value")]
+    fn save(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        seq: &Bound<'_, PyAny>,
+        compress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (store, seq) = (self.live(py)?, args::sequence("seq", seq)?);
+        let compress = file::compression(compress)?;
+        enter(py, || store.save(&path, seq, compress))
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "extracted from Python by value")]
+    fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<u64> {
+        let store = self.live(py)?;
+        enter(py, || store.load(&path)).map(|id| id.0)
     }
 
     fn free(&self, py: Python<'_>, seq: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -5,8 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod attention;
+pub mod faults;
+pub mod fuzz;
+pub mod hostile;
 pub mod naive;
 pub mod pair;
+pub mod sharing;
 pub mod tensor;
 
 pub use attention::{Head, Scoring};

@@ -150,6 +150,16 @@ impl Naive {
         }
     }
 
+    /// Removes a range of tokens; length and indices stay.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn remove(&mut self, id: SeqId, range: &std::ops::Range<usize>) {
+        let sequence = self.sequences.get_mut(&id).expect("a live sequence");
+        let heads = sequence.layers.iter_mut().flat_map(|layer| &mut layer.heads);
+        heads.for_each(|head| head.retain(|token| !range.contains(&token.index)));
+    }
+
     /// What a head holds, as it came.
     #[must_use]
     pub fn head(&self, id: SeqId, layer: usize, head: usize) -> Head {

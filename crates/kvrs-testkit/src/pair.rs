@@ -3,7 +3,8 @@
 use crate::attention::{Head, Scoring, relative_error, tolerance};
 use crate::naive::{Naive, Token};
 use crate::tensor::{Noise, Tensor};
-use kvrs::{Cpu, Decoded, Dtype, Isa, KvStore, Plan, Queries, SeqId, Tokens};
+use kvrs::{Chunk, Cpu, Decoded, Dtype, Isa, KvStore, Plan, Queries, SeqId, Tokens};
+use kvrs_codec::backend::Backend;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -12,13 +13,15 @@ type Place = (SeqId, usize, usize, usize);
 
 /// Both stores.
 #[derive(Debug)]
-pub struct Pair {
+pub struct Pair<B: Backend = Cpu> {
     /// The store under test.
-    pub store: KvStore<Cpu>,
+    pub store: KvStore<B>,
     /// What it ought to hold.
     pub naive: Naive,
     /// What each sealed token decoded to at first: it never changes again.
-    sealed: BTreeMap<Place, (Vec<f32>, Vec<f32>)>,
+    pub(crate) sealed: BTreeMap<Place, (Vec<f32>, Vec<f32>)>,
+    /// Snapshots that are alive: all but one of its handles.
+    pub(crate) frozen: Arc<()>,
     noise: Noise,
     isa: Isa,
 }
@@ -43,12 +46,24 @@ impl Pair {
     /// If the store cannot be made.
     #[must_use]
     pub fn new(plan: &Plan, capacity: Option<u64>, seed: u64) -> Self {
+        Self::on(plan, capacity, seed, |cpu| cpu)
+    }
+}
+
+impl<B: Backend<Chunk = Chunk>> Pair<B> {
+    /// As [`Pair::new`], on the backend that `wrap` makes of the CPU.
+    ///
+    /// # Panics
+    /// If the store cannot be made.
+    #[must_use]
+    pub fn on(plan: &Plan, capacity: Option<u64>, seed: u64, wrap: impl FnOnce(Cpu) -> B) -> Self {
         let isas: Vec<Isa> = Isa::available().collect();
         let isa = isas[(seed % isas.len() as u64) as usize];
         let cpu = Cpu::new(None).and_then(|cpu| cpu.with_isa(isa)).expect("an instruction set of this CPU");
-        let store = KvStore::new(plan.clone(), Arc::new(cpu), capacity).expect("a store");
+        let store = KvStore::new(plan.clone(), Arc::new(wrap(cpu)), capacity).expect("a store");
         let naive = Naive::new(plan.spec(), plan.describe()[0].group, Dtype::F16);
-        Self { store, naive, sealed: BTreeMap::new(), noise: Noise::new(seed), isa }
+        let (sealed, frozen, noise) = (BTreeMap::new(), Arc::new(()), Noise::new(seed));
+        Self { store, naive, sealed, frozen, noise, isa }
     }
 
     /// A new sequence in both, whose first token stands at position `start`.
@@ -187,22 +202,31 @@ impl Pair {
         self.store.check().expect("sound pages and tables");
         let ids: Vec<SeqId> = self.naive.sequences.keys().copied().collect();
         for id in ids {
-            let lengths: Vec<usize> = self.naive.sequences[&id].layers.iter().map(|l| l.length).collect();
-            assert_eq!(
-                self.store.length(id, None).expect("a length"),
-                lengths.iter().copied().min().unwrap_or(0)
-            );
-            for (layer, &length) in lengths.iter().enumerate() {
-                assert_eq!(self.store.length(id, Some(layer)).expect("a length"), length);
-                for head in 0..self.naive.shape(layer).kv_heads {
-                    self.verify_head(id, layer, head);
-                }
-                self.verify_attention(id, layer, length);
-            }
+            self.verify_sequence(id);
         }
         let stats = self.store.stats().expect("stats");
         assert!(stats.bytes_capacity.is_none_or(|capacity| stats.bytes_total <= capacity), "{stats:?}");
-        assert!(!self.naive.sequences.is_empty() || stats.bytes_total == 0, "all freed: {stats:?}");
+        let held = !self.naive.sequences.is_empty() || Arc::strong_count(&self.frozen) > 1;
+        assert!(held || stats.bytes_total == 0, "all freed: {stats:?}");
+    }
+
+    /// Compares everything that can be asked of one sequence.
+    ///
+    /// # Panics
+    /// If the stores differ.
+    pub fn verify_sequence(&mut self, id: SeqId) {
+        let lengths: Vec<usize> = self.naive.sequences[&id].layers.iter().map(|l| l.length).collect();
+        assert_eq!(
+            self.store.length(id, None).expect("a length"),
+            lengths.iter().copied().min().unwrap_or(0)
+        );
+        for (layer, &length) in lengths.iter().enumerate() {
+            assert_eq!(self.store.length(id, Some(layer)).expect("a length"), length);
+            for head in 0..self.naive.shape(layer).kv_heads {
+                self.verify_head(id, layer, head);
+            }
+            self.verify_attention(id, layer, length);
+        }
     }
 
     fn decoded(&self, id: SeqId, layer: usize, head: usize) -> Decoded {

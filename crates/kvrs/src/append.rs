@@ -204,7 +204,9 @@ impl<B: Backend> KvStore<B> {
             let due = if stays { usize::MAX } else { window_first + rule.recent + rule.group };
             let (zone, end) = if index < sinks { (Zone::Sinks, sinks) } else { (Zone::Window, due) };
             let most = columns.len().min(end - index);
-            let (page, slots) = table.push_raw_run(zone, index, most, || supply.take(raw.desc.page_bytes));
+            let page = || supply.take(raw.desc.page_bytes);
+            let copy = |from: &_, to: &mut _| self.backend.copy_page(from, to);
+            let (page, slots) = table.push_raw_run(zone, index, most, page, copy);
             let (run, rest) = columns.split_at(slots.len());
             self.backend.store_raw(raw, page, slots.start, RawRows { columns: run, ..rows });
             (index, columns) = (index + run.len(), rest);
@@ -237,7 +239,8 @@ impl<B: Backend> KvStore<B> {
         let (raw, packed) = (plan.class(group, RAW), plan.class(group, PACKED));
         let slots = packed.desc.slots as usize;
         let page = || supply.take(packed.desc.page_bytes);
-        let freed = table.seal(PACKED, plan.rule.group, slots, page, |pages, first, page, slot| {
+        let copy = |from: &_, to: &mut _| self.backend.copy_page(from, to);
+        let freed = table.seal(PACKED, plan.rule.group, slots, page, copy, |pages, first, page, slot| {
             let positions: Vec<i64> = (start + first as i64..).take(plan.rule.group).collect();
             self.backend.seal((raw, packed), pages, &positions, page, slot);
         });

@@ -47,8 +47,10 @@ impl<B: Backend> KvStore<B> {
         let first = |length: usize, queries: usize| length.saturating_sub(queries);
         let call =
             AttendCall { rows: attend_rows(layer, &rows, columns, first), ..call(plan, queries, None) };
-        self.backend
-            .attend(&call, Results { out, lse, received: None, value_tiles: Some(&self.value_tiles) });
+        self.backend.attend(
+            &call,
+            Results { out: Some(out), lse, received: None, value_tiles: Some(&self.value_tiles) },
+        );
         Ok(())
     }
 
@@ -70,7 +72,7 @@ impl<B: Backend> KvStore<B> {
         queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
         self.append_queried(layer, seqs, queries, tokens, |call, received| {
             let value_tiles = Some(&self.value_tiles);
-            self.backend.attend(call, Results { out, lse, received, value_tiles });
+            self.backend.attend(call, Results { out: Some(out), lse, received, value_tiles });
         })
     }
 

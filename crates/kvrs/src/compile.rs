@@ -1,11 +1,14 @@
 //! A plan's layers with their page layouts, constants and window rules.
 
+use crate::calibration;
 use crate::evict::LayerEvict;
+use crate::joint;
 use crate::plan::PlanSpec;
 use crate::top_k::AttendSpec;
+use kvrs_codec::calibrated::Arrays;
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant::{self, ConstantCache, SideContext};
-use kvrs_codec::{Dtype, HeadCodec, PageDesc, Path, Side, SideDesc};
+use kvrs_codec::{Dtype, HeadCodec, Inner, PageDesc, Path, Side, SideDesc};
 use kvrs_core::window::WindowRule;
 use kvrs_core::{LayerShape, Result};
 use serde::Serialize;
@@ -15,6 +18,10 @@ use std::sync::Arc;
 pub(crate) const RAW: u8 = 0;
 /// Class of the plan's codec.
 pub(crate) const PACKED: u8 = 1;
+/// Class of the low rate of joint allocation.
+pub(crate) const LOW: u8 = 2;
+/// What the names of a calibration's arrays for the low rate begin with.
+const LOW_ARRAYS: &str = "low.";
 /// The codec that keeps 16-bit rows.
 pub(crate) const RAW_CODEC: &str = "raw16";
 
@@ -66,18 +73,26 @@ pub struct LayerReport {
 
 impl Compiled {
     pub(crate) fn new(spec: &PlanSpec, window: Dtype) -> Result<Self> {
-        let mut cache = ConstantCache::default();
+        let (mut cache, mut low) = (ConstantCache::default(), ConstantCache::default());
         let mut codecs = (0..spec.shape.layers.len())
             .map(|i| layer_codec(spec, i, window, &mut cache))
             .collect::<Result<Vec<_>>>()?;
+        add_low(spec, window, &mut codecs, &mut low)?;
+        let names = low.taken().iter().map(|name| format!("{LOW_ARRAYS}{name}"));
+        calibration::check_taken(spec, &cache.taken().iter().cloned().chain(names).collect())?;
         let group = codecs.iter().flat_map(|c| &c.classes[0]).map(|c| c.desc.group).max().unwrap_or(16);
         for class in codecs.iter_mut().flat_map(|c| &mut c.classes).flat_map(|c| c.iter_mut().skip(1)) {
             class.desc.group = group;
             class.desc.validate()?;
         }
-        let layers = codecs.into_iter().enumerate();
-        let layers = layers.map(|(i, c)| LayerPlan::new(spec, c, group as usize, LayerEvict::of(spec, i)));
-        Ok(Self { layers: layers.collect(), constant_bytes: cache.bytes() })
+        let layers = codecs.into_iter().enumerate().map(|(i, mut codec)| {
+            let evict = LayerEvict::of(spec, i);
+            if evict.as_ref().is_some_and(LayerEvict::ragged) || codec.classes[0].len() > usize::from(LOW) {
+                equal_pages(&mut codec);
+            }
+            LayerPlan::new(spec, codec, group as usize, evict)
+        });
+        Ok(Self { layers: layers.collect(), constant_bytes: cache.bytes() + low.bytes() })
     }
 }
 
@@ -110,9 +125,24 @@ impl LayerPlan {
         &self.codec.classes[group][usize::from(class)]
     }
 
-    /// Page bytes of a class; all head groups of a layer share them.
-    pub(crate) fn page_bytes(&self, class: u8) -> u32 {
-        self.codec.classes[0].get(usize::from(class)).map_or(0, |c| c.desc.page_bytes)
+    /// Bytes of a raw page; all head groups share them.
+    pub(crate) fn raw_page_bytes(&self) -> u32 {
+        self.class(0, RAW).desc.page_bytes
+    }
+
+    /// Bytes of the packed pages of a head group; 0 if nothing is packed.
+    pub(crate) fn packed_page_bytes(&self, group: usize) -> u32 {
+        self.codec.classes[group].get(usize::from(PACKED)).map_or(0, |c| c.desc.page_bytes)
+    }
+
+    /// Whether the end of a prompt chooses tokens and rates jointly.
+    pub(crate) fn joint(&self) -> bool {
+        self.codec.classes[0].len() > usize::from(LOW)
+    }
+
+    /// Bytes of a page of the low rate, which all head groups share; 0 if there is none.
+    pub(crate) fn low_page_bytes(&self) -> u32 {
+        self.codec.classes[0].get(usize::from(LOW)).map_or(0, |c| c.desc.page_bytes)
     }
 
     pub(crate) fn path(&self) -> &'static str {
@@ -125,7 +155,9 @@ impl LayerPlan {
 
     pub(crate) fn report(&self, spec: &PlanSpec, layer: usize) -> LayerReport {
         let bits = |side: Side| {
-            if self.raw() { 16.0 } else { code_bits(self.class(0, PACKED).desc.side(side)) }
+            let groups = self.codec.classes.len();
+            let of = |group: usize| code_bits(self.class(group, PACKED).desc.side(side));
+            if self.raw() { 16.0 } else { (0..groups).map(of).sum::<f64>() / groups as f64 }
         };
         LayerReport {
             keys: spec.keys[layer].to_string(),
@@ -137,10 +169,39 @@ impl LayerPlan {
             sliding: self.rule.sliding,
             raw: self.raw(),
             note: self.note.clone(),
-            evict: self.evict.as_ref().map(|evict| evict.policy.name()),
+            evict: self.evict.as_ref().map(LayerEvict::name),
             evicts: self.evict.as_ref().map(LayerEvict::moment),
         }
     }
+}
+
+/// Makes the pages of all head groups as large as the largest: a ragged budget says only how many pages a layer takes.
+fn equal_pages(codec: &mut LayerCodec) {
+    for class in usize::from(PACKED)..codec.classes[0].len() {
+        let largest = codec.classes.iter().map(|classes| classes[class].desc.page_bytes).max().unwrap_or(0);
+        codec.classes.iter_mut().for_each(|classes| classes[class].desc.page_bytes = largest);
+    }
+}
+
+/// Adds the low rate of joint allocation to the layers that have one.
+fn add_low(
+    spec: &PlanSpec,
+    window: Dtype,
+    codecs: &mut [LayerCodec],
+    cache: &mut ConstantCache,
+) -> Result<()> {
+    let arrays = spec
+        .named_arrays()
+        .filter_map(|(name, array)| Some((name.strip_prefix(LOW_ARRAYS)?.to_owned(), array.clone())));
+    let arrays = arrays.collect();
+    for (layer, codec) in codecs.iter_mut().enumerate() {
+        let Some(joint) = joint::of_layer(spec, layer) else { continue };
+        for (head, classes) in codec.classes.iter_mut().enumerate() {
+            let codecs = [&joint.keys[layer], &joint.values[layer]];
+            classes.push(head_codec(spec, (layer, head), codecs, window, Some(&arrays), cache)?);
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of codes of 16 tokens.
@@ -148,9 +209,17 @@ pub(crate) fn tile_code_bytes(desc: &PageDesc) -> u64 {
     u64::from(desc.key.tile_bytes) + u64::from(desc.value.tile_bytes)
 }
 
-/// Bytes of scales of one token.
-pub(crate) fn token_scale_bytes(desc: &PageDesc) -> u64 {
-    2 * (u64::from(desc.key.scales) + u64::from(desc.value.scales))
+/// Bytes of scales of packed tokens: per token, on the summed axis, and of sparse differences.
+pub(crate) fn scale_bytes(desc: &PageDesc, tokens: u64) -> u64 {
+    let of_tile = |side: &SideDesc| {
+        let inner = match side.inner {
+            Inner::None => 0,
+            Inner::GroupChannel => 64 * side.n / side.block,
+            Inner::TokenBlock => 64 * side.n.div_ceil(side.block),
+        };
+        u64::from(32 * side.scales + inner + 4 * side.sparse_per_tile)
+    };
+    tokens * (of_tile(&desc.key) + of_tile(&desc.value)) / 16
 }
 
 /// Bytes of one token as 16-bit rows.
@@ -171,13 +240,13 @@ fn layer_codec(
 ) -> Result<LayerCodec> {
     let shape = spec.shape.layers[layer].clone();
     let raw = quant::raw(&shape, window)?;
-    let seals = [&spec.keys[layer], &spec.values[layer]].iter().any(|c| c.name != RAW_CODEC);
+    let codecs = [&spec.keys[layer], &spec.values[layer]];
     let classes = (0..shape.kv_heads)
         .map(|head| {
             let mut classes = vec![raw.clone()];
             // Both sides are built even if nothing seals, so that every setting is checked.
-            let packed = head_codec(spec, layer, head, window, cache)?;
-            if seals {
+            let packed = head_codec(spec, (layer, head), codecs, window, spec.arrays(), cache)?;
+            if spec.seals(layer) {
                 classes.push(packed);
             }
             Ok(classes)
@@ -188,9 +257,10 @@ fn layer_codec(
 
 fn head_codec(
     spec: &PlanSpec,
-    layer: usize,
-    head: usize,
+    (layer, head): (usize, usize),
+    [keys, values]: [&quant::CodecSpec; 2],
     window: Dtype,
+    arrays: Option<&Arrays>,
     cache: &mut ConstantCache,
 ) -> Result<HeadCodec> {
     let shape = &spec.shape.layers[layer];
@@ -199,12 +269,12 @@ fn head_codec(
         Some(all[head * d..(head + 1) * d].into())
     };
     let mut side = |side: Side, codec: &quant::CodecSpec, d: usize, constant: Option<Arc<[f32]>>| {
-        let context =
-            SideContext { side, d, layer, seed: spec.seed, window, rope: shape.rope.as_ref(), constant };
+        let (seed, rope) = (spec.seed, shape.rope.as_ref());
+        let context = SideContext { side, d, layer, seed, window, rope, constant, group: head, arrays };
         codec.build(&context, cache)
     };
     let (dk, dv) = (shape.key_dim, shape.value_dim);
-    let key = side(Side::Key, &spec.keys[layer], dk, constant(&spec.key_offset, dk))?;
-    let value = side(Side::Value, &spec.values[layer], dv, constant(&spec.value_offset, dv))?;
+    let key = side(Side::Key, keys, dk, constant(&spec.key_offset, dk))?;
+    let value = side(Side::Value, values, dv, constant(&spec.value_offset, dv))?;
     quant::assemble(key, value, 1)
 }

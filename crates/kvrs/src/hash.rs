@@ -9,18 +9,25 @@ use std::fmt::Write;
 pub(crate) const LAYOUT_VERSION: u32 = 1;
 
 /// 64 hex digits over the layout version, the canonical JSON and each array's name, dtype, shape and bytes.
-/// The model's name and the window type stay out.
+/// The model's name, the window type and the report of a calibration stay out.
 pub(crate) fn of_spec(spec: &PlanSpec) -> String {
     let mut json = serde_json::to_value(spec).expect("a spec has string keys and no failing serializer");
     if let Value::Object(fields) = &mut json {
         fields.remove("name");
         fields.remove("window_dtype");
+        if let Some(Value::Object(calibration)) = fields.get_mut("calibration") {
+            calibration.remove("report");
+        }
     }
     let mut sha = Sha256::new();
     sha.update(LAYOUT_VERSION.to_le_bytes());
     sha.update(canonical(json).to_string());
     for (name, offset) in [("key_offset", &spec.key_offset), ("value_offset", &spec.value_offset)] {
         add_constants(&mut sha, spec, name, offset.as_ref());
+    }
+    for (name, array) in spec.named_arrays() {
+        sha.update(format!("{name} float32 {:?}", array.shape));
+        add_numbers(&mut sha, &array.values);
     }
     sha.finalize().iter().fold(String::with_capacity(64), |mut hex, byte| {
         write!(hex, "{byte:02x}").expect("writing to a string cannot fail");
@@ -47,8 +54,12 @@ fn add_constants(sha: &mut Sha256, spec: &PlanSpec, name: &str, offset: Option<&
         let Some(constants) = constants else { continue };
         let heads = spec.shape.layers[i].kv_heads;
         sha.update(format!("{name}.{i} float32 [{heads}, {}]", constants.len() / heads));
-        for x in constants {
-            sha.update(x.to_le_bytes());
-        }
+        add_numbers(sha, constants);
+    }
+}
+
+fn add_numbers(sha: &mut Sha256, numbers: &[f32]) {
+    for x in numbers {
+        sha.update(x.to_le_bytes());
     }
 }

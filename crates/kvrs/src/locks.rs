@@ -1,7 +1,7 @@
 //! Locking of sequences: always in ascending order of ids, whatever the order in a call.
 //!
-//! Lock order of the store: id map, sequences ascending, arena. A poisoned lock means that a panic broke a
-//! sequence half-way; the store then answers with an internal error.
+//! Lock order of the store: id map, sequences ascending, published prefixes, arena. A poisoned lock means that a
+//! panic broke a sequence half-way; the store then answers with an internal error.
 
 use crate::sequence::Sequence;
 use crate::store::KvStore;

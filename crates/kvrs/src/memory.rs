@@ -1,6 +1,6 @@
 //! What a plan will cost, before anything is run.
 
-use crate::compile::{LayerPlan, PACKED, RAW, tile_code_bytes, token_raw_bytes, token_scale_bytes};
+use crate::compile::{LayerPlan, PACKED, RAW, scale_bytes, tile_code_bytes, token_raw_bytes};
 use crate::plan::Plan;
 use crate::stats::{bits_per_element, visible_elements};
 use kvrs_codec::Dtype;
@@ -75,12 +75,15 @@ impl Memory {
     fn add(&mut self, layer: &LayerPlan, count: &HeadCount, batch: u64, pages: &mut BTreeMap<u32, u64>) {
         let heads = layer.codec.shape.kv_heads as u64 * batch;
         self.bytes_window += heads * count.raw_tokens * token_raw_bytes(&layer.codec.shape);
-        *pages.entry(layer.page_bytes(RAW)).or_default() += heads * count.raw_pages;
-        if count.packed_pages > 0 {
-            let desc = &layer.class(0, PACKED).desc;
-            self.bytes_codes += heads * count.packed_tokens.div_ceil(16) * tile_code_bytes(desc);
-            self.bytes_scales += heads * count.packed_tokens * token_scale_bytes(desc);
-            *pages.entry(desc.page_bytes).or_default() += heads * count.packed_pages;
+        *pages.entry(layer.raw_page_bytes()).or_default() += heads * count.raw_pages;
+        if count.packed_pages == 0 {
+            return;
+        }
+        for group in 0..layer.codec.classes.len() {
+            let desc = &layer.class(group, PACKED).desc;
+            self.bytes_codes += batch * count.packed_tokens.div_ceil(16) * tile_code_bytes(desc);
+            self.bytes_scales += batch * scale_bytes(desc, count.packed_tokens);
+            *pages.entry(desc.page_bytes).or_default() += batch * count.packed_pages;
         }
     }
 }

@@ -1,7 +1,9 @@
 //! What to keep and how: the validated, immutable settings of a store.
 
-use crate::compile::{Compiled, LayerReport};
+use crate::calibration::Calibration;
+use crate::compile::{Compiled, LayerReport, RAW_CODEC};
 use crate::evict::plan as evict;
+use crate::joint::{self, JointSpec};
 use crate::memory::Memory;
 use crate::top_k::{self, AttendSpec};
 use crate::{hash, plan_file};
@@ -47,9 +49,15 @@ pub struct PlanSpec {
     /// Most tokens of an open prompt that wait, uncompressed, for a policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_budget: Option<usize>,
+    /// Joint choice of tokens and rates at the end of prompts, in place of policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joint: Option<JointSpec>,
     /// Another attention than over all kept tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attend: Option<AttendSpec>,
+    /// What calibration measured, for codecs that are built from data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
     /// Name of the model, for people.
     #[serde(default)]
     pub name: Option<String>,
@@ -84,11 +92,18 @@ impl PlanSpec {
             seed: 0,
             evict: Vec::new(),
             prompt_budget: None,
+            joint: None,
             attend: None,
+            calibration: None,
             name: None,
             key_offset: None,
             value_offset: None,
         }
+    }
+
+    /// Whether the codecs of a layer pack anything.
+    pub(crate) fn seals(&self, layer: usize) -> bool {
+        [&self.keys[layer], &self.values[layer]].iter().any(|codec| codec.name != RAW_CODEC)
     }
 
     pub(crate) fn window(&self) -> Result<Option<Dtype>> {
@@ -114,6 +129,7 @@ impl PlanSpec {
         }
         self.window()?;
         evict::validate(self)?;
+        joint::validate(self)?;
         top_k::validate(self)?;
         self.validate_offset("key_offset", self.key_offset.as_ref(), |l| l.kv_heads * l.key_dim)?;
         self.validate_offset("value_offset", self.value_offset.as_ref(), |l| l.kv_heads * l.value_dim)
@@ -223,6 +239,14 @@ impl Plan {
     /// [`Error::Plan`] if its settings are not allowed.
     pub fn load(path: &Path) -> Result<Self> {
         plan_file::load(path)
+    }
+
+    /// Reads the bytes of a plan file; `what` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Plan::load`].
+    pub fn from_bytes(what: &str, bytes: &[u8]) -> Result<Self> {
+        plan_file::parse(what, bytes)
     }
 
     /// Bytes that a store will take for `batch` sequences of `tokens` tokens, before anything is run.

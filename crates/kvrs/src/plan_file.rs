@@ -1,6 +1,8 @@
 //! Plan files: safetensors with the settings as JSON in the header and the constants as tensors.
 
+use crate::file::replace;
 use crate::plan::{LayerConstants, Plan, PlanSpec};
+use kvrs_codec::calibrated::{Array, Arrays};
 use kvrs_core::{Error, Result};
 use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors};
@@ -8,6 +10,8 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 
+/// What the names of a calibration's arrays begin with.
+const CALIBRATION: &str = "calibration.";
 const FORMAT: &str = "kvrs-plan";
 /// Version of the file's schema.
 const VERSION: &str = "1";
@@ -21,12 +25,21 @@ pub(crate) fn save(plan: &Plan, path: &Path) -> Result<()> {
     let header: HashMap<String, String> = header.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
     let mut arrays = arrays_of("key_offset", spec, spec.key_offset.as_ref());
     arrays.extend(arrays_of("value_offset", spec, spec.value_offset.as_ref()));
+    arrays.extend(spec.named_arrays().map(|(name, array)| {
+        let bytes = array.values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        (format!("{CALIBRATION}{name}"), array.shape.clone(), bytes)
+    }));
     let views = arrays
         .iter()
         .map(|(name, shape, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes)?)))
         .collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>();
     let bytes = views.and_then(|views| safetensors::serialize(views, Some(header)));
-    replace(path, &bytes.map_err(|e| Error::Internal(e.to_string()))?)
+    let bytes = bytes.map_err(|e| Error::Internal(e.to_string()))?;
+    replace(path, |file| {
+        let failed =
+            |e: std::io::Error| Error::Io { what: format!("writing {}", path.display()), got: e.to_string() };
+        file.write_all(&bytes).map_err(failed)
+    })
 }
 
 fn arrays_of(
@@ -44,28 +57,6 @@ fn arrays_of(
         .collect()
 }
 
-/// Writes beside the target, then renames: the path holds the old or the new file, never a mix.
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let io = |what: &str, e: &std::io::Error| Error::Io {
-        what: format!("{what} {}", path.display()),
-        got: e.to_string(),
-    };
-    let mut name =
-        path.file_name().ok_or_else(|| Error::argument("path", path.display(), "a file"))?.to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let write = || {
-        let mut file = std::fs::File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        io("writing", &e)
-    })
-}
-
 pub(crate) fn load(path: &Path) -> Result<Plan> {
     let what = path.display().to_string();
     let io = |e: std::io::Error| Error::Io { what: format!("reading {what}"), got: e.to_string() };
@@ -81,14 +72,20 @@ pub(crate) fn load(path: &Path) -> Result<Plan> {
     parse(&what, &bytes)
 }
 
-fn parse(what: &str, bytes: &[u8]) -> Result<Plan> {
+pub(crate) fn parse(what: &str, bytes: &[u8]) -> Result<Plan> {
     let broken = |e: &dyn std::fmt::Display| Error::format(what, e, "a whole safetensors file");
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| broken(&e))?;
     let mut spec = header(what, &metadata)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(|e| broken(&e))?;
     spec.key_offset = constants(what, &tensors, "key_offset", &spec)?;
     spec.value_offset = constants(what, &tensors, "value_offset", &spec)?;
+    if let Some(calibration) = &mut spec.calibration {
+        calibration.arrays = calibrated(what, &tensors)?;
+    }
     let known = |name: &str| {
+        if let Some(name) = name.strip_prefix(CALIBRATION) {
+            return spec.arrays().is_some_and(|arrays| arrays.contains_key(name));
+        }
         [("key_offset.", &spec.key_offset), ("value_offset.", &spec.value_offset)].iter().any(
             |(prefix, layers)| {
                 let layer = name.strip_prefix(prefix).and_then(|i| i.parse::<usize>().ok());
@@ -100,7 +97,7 @@ fn parse(what: &str, bytes: &[u8]) -> Result<Plan> {
         return Err(Error::format(
             what,
             format!("a tensor {name}"),
-            "key_offset.LAYER and value_offset.LAYER",
+            "key_offset.LAYER, value_offset.LAYER and the arrays of a calibration",
         ));
     }
     let plan = Plan::new(spec)?;
@@ -144,9 +141,25 @@ fn constants(
             let got = format!("{name}.{layer} {:?} {:?}", tensor.dtype(), tensor.shape());
             return Err(Error::format(what, got, format!("float32 [{heads}, dim]")));
         }
-        let numbers = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        Ok(Some(numbers))
+        Ok(Some(numbers(tensor.data())))
     };
     let layers = (0..spec.shape.layers.len()).map(read).collect::<Result<LayerConstants>>()?;
     Ok(layers.iter().any(Option::is_some).then_some(layers))
+}
+
+fn calibrated(what: &str, tensors: &SafeTensors<'_>) -> Result<Arrays> {
+    let mut arrays = Arrays::new();
+    for (name, tensor) in tensors.iter() {
+        let Some(short) = name.strip_prefix(CALIBRATION) else { continue };
+        if tensor.dtype() != Dtype::F32 {
+            return Err(Error::format(what, format!("{name} {:?}", tensor.dtype()), "float32"));
+        }
+        let array = Array::new(short, tensor.shape().to_vec(), numbers(tensor.data()).into())?;
+        arrays.insert(short.to_owned(), array);
+    }
+    Ok(arrays)
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }

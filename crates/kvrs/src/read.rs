@@ -121,7 +121,9 @@ impl<B: Backend> KvStore<B> {
         let entries = sequence.layers[layer].tables[head].entries();
         let slots =
             entries.flat_map(|entry| entry.live_slots().map(move |(slot, index)| (entry, slot, index)));
-        for (i, (entry, slot, index)) in slots.enumerate() {
+        let mut slots: Vec<_> = slots.collect();
+        slots.sort_by_key(|(_, _, index)| *index);
+        for (i, (entry, slot, index)) in slots.into_iter().enumerate() {
             let codec = &plan.codec.classes[head][entry.class()];
             self.backend.decode_slot(codec, entry, start, slot, 0, (&mut k, &mut v));
             each(i, start + index as i64, &k, &v);

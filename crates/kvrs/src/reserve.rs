@@ -1,14 +1,15 @@
 //! Pages for tokens to come: the worst case of all layers, taken before anything changes.
 
-use crate::compile::{Compiled, LayerPlan, PACKED, RAW};
+use crate::compile::{Compiled, LayerPlan, PACKED};
 use crate::evict::{LayerEvict, Prompt, spare_pages};
 use crate::sequence::{LayerState, Place, Sequence, Want};
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
 use kvrs_codec::layout::movable;
 use kvrs_core::Result;
-use kvrs_core::page::{PACKED_SLOTS, RAW_SLOTS, Supply, Table};
-use kvrs_core::window::{Holding, Need, WindowRule};
+use kvrs_core::page::{Entry, PACKED_SLOTS, RAW_SLOTS, Supply, Table};
+use kvrs_core::window::{Need, WindowRule};
+use std::collections::BTreeMap;
 use std::ops::DerefMut;
 
 /// Pages on top of those that eviction leaves at most: the one being filled, and one before the next is freed.
@@ -65,7 +66,7 @@ impl<B: Backend> KvStore<B> {
         if all.is_empty() {
             return Ok(Supply::default());
         }
-        self.arena.reserve("the tokens of this step, in all layers,", &all)
+        self.pages("the tokens of this step, in all layers,", &all)
     }
 
     /// Takes what a layer of a whole prompt lacks out of the shared pages, or, if other layers still hold them, out of
@@ -80,14 +81,14 @@ impl<B: Backend> KvStore<B> {
         if !(matches!(sequence.prompt, Prompt::Whole { .. }) && sequence.held(plan)) {
             return Ok(());
         }
-        let bytes = plan.page_bytes(RAW);
+        let bytes = plan.raw_page_bytes();
         let state = &mut sequence.layers[layer];
         let tables = state.tables.iter();
         let lacking: Vec<usize> = tables.map(|table| raw_need(plan.rule, table, state, target)).collect();
         let total: usize = lacking.iter().sum();
         let missing = total.saturating_sub(sequence.shared.count(bytes));
         if missing > 0 {
-            sequence.shared.merge(self.arena.reserve("the prompt of this layer", &[(bytes, missing)])?);
+            sequence.shared.merge(self.pages("the prompt of this layer", &[(bytes, missing)])?);
         }
         for (supply, n) in state.supplies.iter_mut().zip(lacking) {
             supply.merge(sequence.shared.split(&[(bytes, n)]));
@@ -122,19 +123,18 @@ impl<C> Sequence<C> {
                     }
                     _ => flowing(layer, plan, (table, state), target),
                 };
-                wants.push(state.missing(layer, Place::Head(i, group), need));
+                wants.push(state.missing(layer, i, group, need));
             }
             if let Some(evict) = evict {
                 let budget = evict.resolve(&plan.layers, target)?;
                 let again = matches!(prompt, Prompt::Open { from: 1.. });
                 let most = if again { evict.most_again(budget, target) } else { evict.most(budget, target) };
-                let need = after(layer, evict.ragged(), (state.tables.len(), most), target);
-                wants.push(state.missing(layer, Place::Kept(i), need));
+                wants.extend(state.missing_kept(layer, i, &after(layer, evict.ragged(), most, target)));
             }
             if let (Some(_), Prompt::Whole { .. }) = (evict, prompt) {
                 let pages: usize =
                     state.tables.iter().map(|table| raw_need(layer.rule, table, state, target)).sum();
-                let bytes = layer.page_bytes(RAW);
+                let bytes = layer.raw_page_bytes();
                 // Layers end one after the other and hand the pages on; the largest needs most.
                 if pages as u64 * u64::from(bytes) > shared.1 as u64 * u64::from(shared.0) {
                     shared = (bytes, pages);
@@ -149,37 +149,60 @@ impl<C> Sequence<C> {
 }
 
 impl<C> LayerState<C> {
-    fn missing(&self, plan: &LayerPlan, place: Place, need: Need) -> Want {
-        let supply = if let Place::Head(_, group) = place { &self.supplies[group] } else { &self.kept };
-        let missing = |class: u8, pages: usize| {
-            let bytes = plan.page_bytes(class);
+    fn missing(&self, plan: &LayerPlan, layer: usize, group: usize, need: Need) -> Want {
+        let supply = &self.supplies[group];
+        let missing = |bytes: u32, pages: usize| {
             (bytes, if pages == 0 { 0 } else { pages.saturating_sub(supply.count(bytes)) })
         };
-        Want { place, pages: [missing(RAW, need.raw_pages), missing(PACKED, need.packed_pages)] }
+        let raw = missing(plan.raw_page_bytes(), need.raw_pages);
+        let packed = missing(plan.packed_page_bytes(group), need.packed_pages);
+        Want { place: Place::Head(layer, group), pages: [raw, packed] }
+    }
+
+    /// Pages that are missing for what stays of a prompt, of each size that the layer's heads need.
+    fn missing_kept(&self, plan: &LayerPlan, layer: usize, needs: &[Need]) -> Vec<Want> {
+        let mut sizes = BTreeMap::<u32, usize>::new();
+        for (group, need) in needs.iter().enumerate() {
+            *sizes.entry(plan.raw_page_bytes()).or_default() += need.raw_pages;
+            *sizes.entry(plan.packed_page_bytes(group)).or_default() += need.packed_pages;
+        }
+        if plan.joint() {
+            let packed: usize = needs.iter().map(|need| need.packed_pages).sum();
+            let bytes = packed * plan.packed_page_bytes(0) as usize;
+            let low = plan.low_page_bytes();
+            *sizes.entry(low).or_default() += bytes.div_ceil(low.max(1) as usize) + needs.len();
+        }
+        let missing = |(bytes, pages): (u32, usize)| (bytes, pages.saturating_sub(self.kept.count(bytes)));
+        let want = |size| Want { place: Place::Kept(layer), pages: [missing(size), (0, 0)] };
+        sizes.into_iter().filter(|(_, pages)| *pages > 0).map(want).collect()
     }
 }
 
 /// Raw pages for growing to `target` while nothing leaves the window.
 fn raw_need<C>(rule: WindowRule, table: &Table<C>, state: &LayerState<C>, target: usize) -> usize {
-    let holding = Holding::of(table, state.length, state.origin);
-    WindowRule { seals: false, ..rule }.need(&holding, target).raw_pages
+    let rule = WindowRule { seals: false, ..rule };
+    rule.need(&rule.holding(table, state.length, state.origin), target).raw_pages
 }
 
-/// What stays of a layer's prompt, in pages that nothing else uses: sinks, window, and gathered tokens of heads that keep
-/// `most` tokens each, or on average if they are `ragged`.
-fn after(plan: &LayerPlan, ragged: bool, (heads, most): (usize, usize), target: usize) -> Need {
-    let rule = &plan.rule;
+/// What stays of a layer's prompt, per head group, in pages that nothing else uses: sinks, window, and gathered tokens of
+/// heads that keep `most` tokens each, or on average if they are `ragged` (then the pages of all heads have one size, and
+/// only the sum counts).
+fn after(plan: &LayerPlan, ragged: bool, most: usize, target: usize) -> Vec<Need> {
+    let (rule, heads) = (&plan.rule, plan.codec.classes.len());
     let (sinks, window) = (rule.sinks.min(target), rule.recent.min(target));
     let moved = most.min(target).saturating_sub(sinks + window);
-    let raw_pages = heads * (sinks.div_ceil(RAW_SLOTS) + window.div_ceil(RAW_SLOTS));
-    let pages = |slots: usize| {
-        if ragged { heads * moved / slots + heads } else { heads * moved.div_ceil(slots) }
+    let raw_pages = sinks.div_ceil(RAW_SLOTS) + window.div_ceil(RAW_SLOTS);
+    let pages = |slots: usize, head: usize| {
+        if ragged { 1 + if head == 0 { heads * moved / slots } else { 0 } } else { moved.div_ceil(slots) }
     };
-    if plan.target() == PACKED {
-        Need { raw_pages, packed_pages: pages(PACKED_SLOTS) }
-    } else {
-        Need { raw_pages: raw_pages + pages(RAW_SLOTS), packed_pages: 0 }
-    }
+    let need = |head: usize| {
+        if plan.target() == PACKED {
+            Need { raw_pages, packed_pages: pages(PACKED_SLOTS, head) }
+        } else {
+            Need { raw_pages: raw_pages + pages(RAW_SLOTS, head), packed_pages: 0 }
+        }
+    };
+    (0..heads).map(need).collect()
 }
 
 /// Outside of prompts groups leave the window, and a policy may make room for them.
@@ -192,14 +215,16 @@ fn flowing<C>(
     if target <= state.length {
         return Need::default();
     }
-    let holding = Holding::of(table, state.length, state.origin);
-    let need = plan.rule.need(&holding, target);
+    let need = plan.rule.need(&plan.rule.holding(table, state.length, state.origin), target);
     let packed = plan.target() == PACKED;
     let leaving = plan.rule.sealed_end(state.origin, target.max(state.length)) - state.origin;
     let sealed = if packed { need.packed_pages } else { leaving / RAW_SLOTS };
     let slots = if packed { PACKED_SLOTS } else { RAW_SLOTS };
     let pages = match plan.evict.as_ref().and_then(|evict| budget_now(evict, all, state)) {
-        Some(budget) if movable(&plan.class(0, plan.target()).desc) => {
+        // Pages that other tables use too are neither packed together nor free when they are left.
+        Some(budget)
+            if movable(&plan.class(0, plan.target()).desc) && !table.sealed().iter().any(Entry::shared) =>
+        {
             sealed.min(room(budget + plan.rule.group, slots, table.sealed().len()))
         }
         _ => sealed,

@@ -90,6 +90,19 @@ impl<C> Sequence<C> {
         self.target = self.length();
     }
 
+    /// Checks tables, and that statistics belong to tokens that are there.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] naming the invariant that is broken.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.tables().try_for_each(Table::check)?;
+        let mut facts = self.layers.iter().flat_map(|layer| layer.evict.heads.iter().zip(&layer.tables));
+        if facts.any(|(facts, table)| !facts.fits(table.kept())) {
+            return Err(Error::Internal("statistics of tokens that have gone".into()));
+        }
+        Ok(())
+    }
+
     /// Checks that all layers have the same tokens.
     ///
     /// # Errors

@@ -1,16 +1,17 @@
 //! What a store holds, counted to the byte.
 
-use crate::compile::{LayerPlan, PACKED, RAW, tile_code_bytes, token_raw_bytes, token_scale_bytes};
+use crate::compile::{Compiled, LayerPlan, RAW, scale_bytes, tile_code_bytes, token_raw_bytes};
 use crate::evict::report::{self, PolicyStats};
 use crate::locks::broken;
-use crate::sequence::LayerState;
+use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
 use kvrs_codec::desc::TILE;
 use kvrs_core::Result;
-use kvrs_core::page::{ENTRY_BYTES, Table};
+use kvrs_core::page::{ENTRY_BYTES, Entry, Table};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// One layer over all sequences.
@@ -32,8 +33,8 @@ pub struct LayerStats {
     pub note: Option<String>,
 }
 
-/// A store's bytes and tokens. `bytes_total` is everything allocated for tokens:
-/// codes + scales + window + tables + statistics + slack.
+/// A store's bytes and tokens. `bytes_total` is everything allocated for tokens, those of snapshots and published
+/// prefixes too: codes + scales + window + tables + statistics + slack. A page that several share counts once.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stats {
     /// Everything allocated for tokens.
@@ -92,33 +93,70 @@ impl<B: Backend> KvStore<B> {
     pub fn stats(&self) -> Result<Stats> {
         let plan = self.compiled()?;
         let mut layers: Vec<LayerStats> = plan.layers.iter().map(LayerStats::new).collect();
-        let (mut logical, mut elements, mut gathered, mut statistics) = (0, 0, 0, 0);
-        let mut policies = BTreeMap::new();
+        let (mut logical, mut elements) = (0, 0);
+        let (mut policies, mut held) = (BTreeMap::new(), Held::default());
         let map = self.sequences.read().map_err(broken)?;
         for sequence in map.values() {
             let sequence = sequence.read().map_err(broken)?;
             logical += sequence.length() as u64;
             report::add(plan, &sequence, &mut policies);
+            held.add(plan, &sequence, &mut layers);
             for ((state, plan), stats) in sequence.layers.iter().zip(&plan.layers).zip(&mut layers) {
-                stats.add(plan, state);
+                stats.tokens_kept += state.tables.iter().map(Table::kept).sum::<usize>() as u64;
                 elements += visible_elements(plan, state.length);
-                statistics += state.evict.bytes();
-                gathered += state.tables.iter().map(gathered_bytes).sum::<u64>();
             }
         }
         let sequences = map.len();
         drop(map);
+        for snapshot in self.snapshots.get()? {
+            held.add(plan, &snapshot.sequence, &mut layers);
+        }
         let mut stats = Stats { tokens_logical: logical, sequences, ..Stats::sum(layers) };
-        stats.bytes_statistics = statistics;
+        stats.bytes_statistics = held.statistics;
         stats.policies = policies.into_values().collect();
         stats.waiting = report::waiting(&stats.policies);
-        stats.add_memory(&self.arena.stats(), gathered);
+        stats.add_memory(&self.arena.stats(), held.gathered);
         stats.bytes_constants = plan.constant_bytes;
         stats.tokens_encoded = self.encoded.load(Ordering::Relaxed);
         [stats.value_tiles_seen, stats.value_tiles_read] = self.value_tiles.get();
         stats.huge_pages = self.backend.huge_pages();
         stats.bits_per_element = bits_per_element(stats.bytes_total, elements);
         Ok(stats)
+    }
+}
+
+/// What sequences and snapshots hold together.
+#[derive(Default)]
+struct Held {
+    statistics: u64,
+    gathered: u64,
+    /// Filled slots of the shared pages that were counted so far, by the page's address.
+    shared: HashMap<usize, usize>,
+}
+
+impl Held {
+    fn add<C>(&mut self, plan: &Compiled, sequence: &Sequence<C>, layers: &mut [LayerStats]) {
+        for ((state, plan), stats) in sequence.layers.iter().zip(&plan.layers).zip(layers) {
+            self.statistics += state.evict.bytes();
+            for (group, table) in state.tables.iter().enumerate() {
+                self.gathered += gathered_bytes(table);
+                for entry in table.entries() {
+                    let counted = self.counted(entry);
+                    stats.add(plan, group, entry.class(), counted..entry.count().max(counted));
+                }
+            }
+        }
+    }
+
+    /// Slots of the page that another entry has counted already.
+    fn counted<C>(&mut self, entry: &Entry<C>) -> usize {
+        if !entry.shared() {
+            return 0;
+        }
+        let counted = self.shared.entry(std::ptr::from_ref(entry.page()).addr()).or_default();
+        let before = *counted;
+        *counted = before.max(entry.count());
+        before
     }
 }
 
@@ -144,19 +182,16 @@ impl LayerStats {
         Self { path: plan.path(), raw: plan.raw(), note: plan.note.clone(), ..Self::default() }
     }
 
-    fn add<C>(&mut self, plan: &LayerPlan, state: &LayerState<C>) {
-        for (group, table) in state.tables.iter().enumerate() {
-            self.tokens_kept += table.kept() as u64;
-            for entry in table.entries() {
-                if entry.class() == usize::from(RAW) {
-                    self.bytes_window += entry.count() as u64 * token_raw_bytes(&plan.codec.shape);
-                } else {
-                    let desc = &plan.class(group, PACKED).desc;
-                    self.bytes_codes += entry.count().div_ceil(TILE) as u64 * tile_code_bytes(desc);
-                    self.bytes_scales += entry.count() as u64 * token_scale_bytes(desc);
-                }
-            }
+    /// Counts filled slots of a page.
+    fn add(&mut self, plan: &LayerPlan, group: usize, class: usize, slots: Range<usize>) {
+        if class == usize::from(RAW) {
+            self.bytes_window += slots.len() as u64 * token_raw_bytes(&plan.codec.shape);
+            return;
         }
+        let desc = &plan.codec.classes[group][class].desc;
+        let tiles = slots.end.div_ceil(TILE) - slots.start.div_ceil(TILE);
+        self.bytes_codes += tiles as u64 * tile_code_bytes(desc);
+        self.bytes_scales += scale_bytes(desc, slots.len() as u64);
     }
 }
 

@@ -5,7 +5,9 @@ use crate::constant::ConstantWatch;
 use crate::evict::Score;
 use crate::locks::{Shared, broken, unknown};
 use crate::plan::Plan;
+use crate::prefix::Prefixes;
 use crate::sequence::Sequence;
+use crate::snapshot::Alive;
 use kvrs_codec::Dtype;
 use kvrs_codec::backend::{Backend, ValueTiles};
 use kvrs_core::page::Arena;
@@ -36,6 +38,10 @@ pub struct KvStore<B: Backend = Cpu> {
     pub(crate) warnings: Mutex<Vec<String>>,
     pub(crate) score: Score,
     pub(crate) value_tiles: ValueTiles,
+    /// Tells this store from every other one of the process.
+    pub(crate) id: u64,
+    pub(crate) snapshots: Alive<B::Chunk>,
+    pub(crate) prefixes: Prefixes<B::Chunk>,
 }
 
 impl<B: Backend> KvStore<B> {
@@ -44,6 +50,7 @@ impl<B: Backend> KvStore<B> {
     /// # Errors
     /// [`Error::Argument`] for a capacity below the smallest chunk; those of [`Backend::check`].
     pub fn new(plan: Plan, backend: Arc<B>, capacity: Option<u64>) -> Result<Self> {
+        static STORES: AtomicU64 = AtomicU64::new(0);
         backend.check()?;
         let arena = Arena::new(Arc::clone(&backend), capacity)?;
         let constants = ConstantWatch::new(&plan);
@@ -59,6 +66,9 @@ impl<B: Backend> KvStore<B> {
             warnings: Mutex::default(),
             score: Score::default(),
             value_tiles: ValueTiles::default(),
+            id: STORES.fetch_add(1, Ordering::Relaxed),
+            snapshots: Alive::default(),
+            prefixes: Prefixes::default(),
         })
     }
 
@@ -73,18 +83,40 @@ impl<B: Backend> KvStore<B> {
     /// # Errors
     /// [`Error::Argument`] for an absurd `n`.
     pub fn create(&self, n: usize) -> Result<Vec<SeqId>> {
-        const MOST: usize = 1 << 20;
-        if n > MOST {
-            return Err(Error::argument("n", n, format!("0..={MOST}")));
-        }
+        Self::check_new(n)?;
+        self.insert((0..n).map(|_| self.empty()).collect())
+    }
+
+    /// An empty sequence that is not in the store yet.
+    pub(crate) fn empty(&self) -> Sequence<B::Chunk> {
         let spec = self.plan.spec();
-        let mut map = self.sequences.write().map_err(broken)?;
-        let first = self.next_id.fetch_add(n as u64, Ordering::Relaxed);
-        let ids: Vec<SeqId> = (first..first + n as u64).map(SeqId).collect();
-        for &id in &ids {
-            map.insert(id, Arc::new(RwLock::new(Sequence::new(&spec.shape.layers, spec.sinks))));
-        }
-        Ok(ids)
+        Sequence::new(&spec.shape.layers, spec.sinks)
+    }
+
+    /// Refuses an absurd number of new sequences.
+    pub(crate) fn check_new(n: usize) -> Result<()> {
+        const MOST: usize = 1 << 20;
+        if n > MOST { Err(Error::argument("n", n, format!("0..={MOST}"))) } else { Ok(()) }
+    }
+
+    /// Gives sequences ids and puts them into the store.
+    pub(crate) fn insert(&self, sequences: Vec<Sequence<B::Chunk>>) -> Result<Vec<SeqId>> {
+        Ok(self.insert_into(&mut *self.sequences.write().map_err(broken)?, sequences))
+    }
+
+    /// As [`KvStore::insert`], into the locked map.
+    pub(crate) fn insert_into(
+        &self,
+        map: &mut BTreeMap<SeqId, Shared<B::Chunk>>,
+        sequences: Vec<Sequence<B::Chunk>>,
+    ) -> Vec<SeqId> {
+        let first = self.next_id.fetch_add(sequences.len() as u64, Ordering::Relaxed);
+        let ids = (first..).map(SeqId).zip(sequences);
+        let insert = |(id, sequence)| {
+            map.insert(id, Arc::new(RwLock::new(sequence)));
+            id
+        };
+        ids.map(insert).collect()
     }
 
     /// Frees a sequence; its pages go back at once.
@@ -100,14 +132,14 @@ impl<B: Backend> KvStore<B> {
         Ok(())
     }
 
-    /// Frees all sequences.
+    /// Frees all sequences and forgets all published prefixes; snapshots that the caller holds stay.
     ///
     /// # Errors
     /// [`Error::Internal`] after a panic.
     pub fn reset(&self) -> Result<()> {
         let freed = std::mem::take(&mut *self.sequences.write().map_err(broken)?);
         drop(freed);
-        Ok(())
+        self.prefixes.clear()
     }
 
     /// Takes the warnings that have come up since the last call.
@@ -123,14 +155,10 @@ impl<B: Backend> KvStore<B> {
     pub fn check(&self) -> Result<()> {
         let map = self.sequences.read().map_err(broken)?;
         for sequence in map.values() {
-            let sequence = sequence.read().map_err(broken)?;
-            sequence.tables().try_for_each(kvrs_core::page::Table::check)?;
-            let facts = sequence.layers.iter().flat_map(|layer| layer.evict.heads.iter().zip(&layer.tables));
-            if facts.into_iter().any(|(facts, table)| !facts.fits(table.kept())) {
-                return Err(Error::Internal("statistics of tokens that have gone".into()));
-            }
+            sequence.read().map_err(broken)?.check()?;
         }
         drop(map);
+        self.snapshots.get()?.iter().try_for_each(|snapshot| snapshot.sequence.check())?;
         self.arena.check()
     }
 

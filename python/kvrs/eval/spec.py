@@ -4,7 +4,8 @@ A plan is one codec for keys and values, or ``key=value`` pairs divided by comma
 
     PLAN    keys=CODEC,values=CODEC[,evict=POLICY][,attend=topk:K][,SETTING=N]...[,offset=on|off]
     SETTING sinks, recent, prompt_budget, seed
-    CODEC   NAME[:FIELD]...           turboquant:3.5   turboquant:4:rotation=dense   raw16
+    CODEC   NAME[:FIELD]...           turboquant:3.5   turboquant:4:prod   kivi:2:group=64   rabitq:4
+                                      qjl:256   int8   fp8:e5m2   raw16
     POLICY  NAME[(POLICY)][:FIELD]... snapkv:1024   snapkv:0.25:window=16   caote(h2o):512   adakv:64MiB
     FIELD   VALUE or NAME=VALUE       in the order of the class; the first field of a policy is its budget
 
@@ -39,7 +40,7 @@ def codecs() -> dict[str, type[Codec]]:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec of a specification such as ``raw16`` or ``turboquant:3.5``.
+    """Return the codec of a specification such as ``raw16``, ``turboquant:3.5``, ``kivi:2`` or ``fp8:e5m2``.
 
     Parameters
     ----------

@@ -114,12 +114,12 @@ class _Prepare:
         binding, model = self._binding(), self._model()
         if binding is None or model is None:
             raise KVError("model is gone; allowed: generate on a model that is alive")
-        given = model_kwargs.get(CACHE_ARGUMENT)
-        if is_kvrs(given) or (given is None and binding.provider is not None):
+        cache: Any = model_kwargs.get(CACHE_ARGUMENT)
+        if cache is None and binding.provider is not None:
+            cache = model_kwargs[CACHE_ARGUMENT] = binding.provider()
+        if is_kvrs(cache):
             mode = args[0] if args else kwargs.get("generation_mode")
-            check_generation(generation_config, mode)
-            if given is None and binding.provider is not None:
-                model_kwargs[CACHE_ARGUMENT] = binding.provider()
+            check_generation(generation_config, mode, cache.store)
         prepare = getattr(type(model), PREPARE)
         return prepare(model, generation_config, model_kwargs, *args, **kwargs)
 

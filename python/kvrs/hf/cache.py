@@ -4,108 +4,20 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 import kvrs
-from kvrs import KVError, ShapeError
-from kvrs.hf.attention import current_step
+from kvrs import ArgumentError, SequenceError, ShapeError
 from kvrs.hf.binding import bind
-from kvrs.hf.compat import query_length, text_config
+from kvrs.hf.compat import text_config
+from kvrs.hf.layer import StoreLayer
 from kvrs.hf.shapes import sliding_windows
 from kvrs.hf.support import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
-
-
-class StoreLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of the store: passes new tokens on and counts columns.
-
-    Parameters
-    ----------
-    index : int
-        Index of the layer.
-    sliding_window : int or None
-        Its sliding window in tokens.
-    owner : callable
-        Returns the cache of which this is a layer.
-    """
-
-    is_compileable = False
-    is_croppable = False
-    supports_early_init = False
-
-    def __init__(self, index: int, sliding_window: int | None, owner: Any) -> None:
-        super().__init__()
-        self.index = index
-        self.sliding_window = sliding_window
-        self.is_sliding = sliding_window is not None
-        self.columns = 0
-        self._owner = owner
-
-    def lazy_initialization(self, *_: Any) -> None:
-        """Do nothing: the store takes memory as tokens come."""
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the new keys and values as they are; the attention function stores them."""
-        step = current_step()
-        if step is None or step.cache is not self._owner():
-            raise KVError(
-                "a kvrs.hf.KVCache was updated outside of its model; allowed: calls of the model (or its "
-                "decoder) that the cache was made for"
-            )
-        self.is_initialized = True
-        step.announce(self.index, key_states, value_states)
-        return key_states, value_states
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return the number of columns seen, padding included."""
-        return self.columns
-
-    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        """Return (columns with the new ones, 0): the padding mask always spans all columns."""
-        return self.columns + query_length(query), 0
-
-    def get_max_length(self) -> int:
-        """Return -1: there is no limit in tokens."""
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        """Forget the columns; `KVCache.reset` frees the store's sequences."""
-        self.columns = 0
-        self.is_initialized = False
-
-    def offload(self) -> None:
-        """Do nothing: the store decides where its bytes are."""
-
-    def prefetch(self) -> None:
-        """Do nothing: the store decides where its bytes are."""
-
-    def reorder_cache(self, *_: Any) -> NoReturn:
-        """Raise: beam search is not offered."""
-        _refuse("reorder_cache", "beam search")
-
-    def crop(self, *_: Any) -> NoReturn:
-        """Raise: taking tokens back is not offered."""
-        _refuse("crop", "assisted and prompt-lookup decoding")
-
-    def batch_repeat_interleave(self, *_: Any) -> NoReturn:
-        """Raise: repeating rows is not offered."""
-        _refuse("batch_repeat_interleave", "repeating rows")
-
-    def batch_select_indices(self, *_: Any) -> NoReturn:
-        """Raise: selecting rows is not offered."""
-        _refuse("batch_select_indices", "selecting rows")
 
 
 class KVCache(Cache):  # type: ignore[misc]
@@ -211,6 +123,94 @@ class KVCache(Cache):  # type: ignore[misc]
         yield
         self.end_prompt()
 
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Let row i hold what row ``beam_idx[i]`` held, as beam search does after each step; copies no page.
+
+        Parameters
+        ----------
+        beam_idx : int tensor ``[B]`` or list of int
+            A row for each row.
+        """
+        if self.seqs:
+            self.store.reorder(self.seqs, _rows(beam_idx))
+
+    def batch_select_indices(self, indices: Any) -> None:
+        """Keep the rows `indices` of the batch, in this order; a row may be named more than once.
+
+        Parameters
+        ----------
+        indices : int tensor ``[rows]`` or list of int
+            Rows.
+        """
+        if self.seqs:
+            self.seqs[:] = self.store.select_rows(self.seqs, _rows(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch `repeats` times; the copies share their pages.
+
+        Parameters
+        ----------
+        repeats : int
+            At least 1.
+        """
+        if repeats < 1:
+            raise ArgumentError(f"repeats is {repeats}; allowed: an int from 1 on")
+        self.batch_select_indices([row for row in range(len(self.seqs)) for _ in range(repeats)])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the newest ``-tokens_to_remove`` tokens of every row back, as assisted decoding does.
+
+        Parameters
+        ----------
+        tokens_to_remove : int
+            0 or below.
+
+        Raises
+        ------
+        kvrs.ArgumentError
+            If it is above 0.
+        kvrs.SequenceError
+            If some row has padding among these columns, or if the store cannot take them back
+            (`kvrs.KVStore.truncate`). Nothing has changed then.
+        """
+        if tokens_to_remove > 0:
+            raise ArgumentError(f"tokens_to_remove is {tokens_to_remove}; allowed: 0 or below")
+        columns, count = self.get_seq_length(), -tokens_to_remove
+        if not count or not columns:
+            return
+        padded = max(layer.padded for layer in self.layers)
+        if count > columns or (count < columns and columns - count < padded):
+            least = f"{padded - columns}..=0 or {-columns}" if padded else f"{-columns}..=0"
+            raise SequenceError(
+                f"tokens_to_remove is {tokens_to_remove}; allowed: {least}, of {columns} columns, the first "
+                f"{padded} of which have padding"
+            )
+        self._take_back(None if count == columns else count)
+        for layer in self.layers:
+            layer.columns = columns - count
+            layer.padded = min(layer.padded, layer.columns)
+
+    def _take_back(self, count: int | None) -> None:
+        """Drop the last tokens of all rows or of none; None: all tokens."""
+        if count is None:
+            for sequence in self.seqs:
+                self.store.truncate(sequence, 0)
+            return
+        if len(self.seqs) == 1:
+            self.store.drop_last(self.seqs[0], count)
+            return
+        forks: list[int] = []
+        try:
+            for sequence in self.seqs:
+                forks.append(self.store.fork(sequence))
+                self.store.drop_last(forks[-1], count)
+        except kvrs.KVError:
+            _free(self.store, forks)
+            raise
+        old = self.seqs[:]
+        self.seqs[:] = forks
+        _free(self.store, old)
+
     @property
     def batch_size(self) -> int:
         """Rows of the batch, -1 before the first call."""
@@ -287,6 +287,10 @@ def _check_plan(model: Any, plan: kvrs.Plan) -> None:
                 f"plan.shape.{field} is {getattr(planned, field)!r}; allowed for this model: "
                 f"{getattr(wanted, field)!r}"
             )
+    if plan.calibration is not None:
+        from kvrs import calibration
+
+        calibration.check(model, plan)
 
 
 def per_layer(shape: kvrs.ModelShape, field: str) -> list[Any]:
@@ -297,8 +301,9 @@ def per_layer(shape: kvrs.ModelShape, field: str) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else [values] * int(shape.layers)
 
 
-def _refuse(call: str, purpose: str) -> NoReturn:
-    raise KVError(f"{call} ({purpose}) is not offered by kvrs caches; allowed: greedy search and sampling")
+def _rows(indices: Any) -> list[int]:
+    """Return row numbers as ints, from a tensor or a list."""
+    return list(indices.tolist() if hasattr(indices, "tolist") else indices)
 
 
 def _free(store: kvrs.KVStore, seqs: list[int]) -> None:

@@ -76,7 +76,7 @@ class Step:
             softcap=softcap,
             sink_logits=sink_logits,
         )
-        self.cache.layers[layer].columns += query.shape[2]
+        self.cache.layers[layer].grow(query.shape[2], mask)
         return output
 
     def _take(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvrs import KVError, PlanError
 from kvrs.hf.shapes import FULL_TYPES, SLIDING_TYPES, layer_types
 
+if TYPE_CHECKING:
+    from kvrs import KVStore
+
 ALLOWED = "decoder-only models with full or sliding-window causal self-attention in every layer"
-GENERATION_MODES = frozenset({"greedy_search", "sample"})
+GENERATION_MODES = frozenset({"greedy_search", "sample", "beam_search", "beam_sample", "assisted_generation"})
 BIDIRECTIONAL_IMAGE_MODELS = frozenset({"gemma3", "gemma4", "paligemma"})
 
 
@@ -50,7 +53,7 @@ def check_model(model: Any) -> None:
         raise PlanError(f"model {type(model).__name__} {reason}; allowed: {ALLOWED}")
 
 
-def check_generation(generation_config: Any, mode: Any) -> None:
+def check_generation(generation_config: Any, mode: Any, store: KVStore) -> None:
     """Refuse the ways of generating that need more from a cache than it offers.
 
     Parameters
@@ -59,6 +62,8 @@ def check_generation(generation_config: Any, mode: Any) -> None:
         What this call of `generate` resolved to.
     mode : GenerationMode or other
         The decoding method, where this version of transformers passes it.
+    store : KVStore
+        The store of the cache.
 
     Raises
     ------
@@ -66,12 +71,14 @@ def check_generation(generation_config: Any, mode: Any) -> None:
         Naming the argument of `generate`.
     """
     name = getattr(mode, "value", None)
-    if (getattr(generation_config, "num_beams", 1) or 1) > 1:
-        reason = f"num_beams is {generation_config.num_beams}: beam search reorders the cache; allowed: 1"
-    elif name is not None and name not in GENERATION_MODES:
-        reason = f"the decoding method is {name!r}; allowed: greedy search and sampling"
-    elif getattr(generation_config, "prompt_lookup_num_tokens", None):
-        reason = "prompt_lookup_num_tokens is set: assisted decoding crops the cache; allowed: None"
+    lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
+    policy = stepping(store)
+    if name is not None and name not in GENERATION_MODES:
+        reason = f"the decoding method is {name!r}; allowed: {', '.join(sorted(GENERATION_MODES))}"
+    elif policy is not None and (name == "assisted_generation" or lookup):
+        reason = (
+            f"assisted decoding takes tokens back, and {policy} evicts as they come; allowed: other methods"
+        )
     elif getattr(generation_config, "cache_implementation", None) is not None:
         reason = f"cache_implementation is {generation_config.cache_implementation!r}; allowed: None"
     elif getattr(generation_config, "use_cache", True) is False:
@@ -81,6 +88,14 @@ def check_generation(generation_config: Any, mode: Any) -> None:
     else:
         return
     raise KVError(f"generate with a kvrs cache: {reason}")
+
+
+def stepping(store: KVStore) -> str | None:
+    """Return the policy that evicts while tokens come, so that none can be taken back, or None."""
+    for report in store.plan.describe():
+        if report.evicts is not None and not report.evicts.startswith("at the end of a prompt"):
+            return str(report.evict)
+    return None
 
 
 def attention_modules(model: Any) -> list[Any]:

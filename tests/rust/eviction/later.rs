@@ -85,7 +85,7 @@ fn streaming_drops_inside_a_long_prompt_and_needs_no_more_than_its_budget() {
 }
 
 #[test]
-fn positions_and_lengths_stay_logical_through_truncation_into_what_was_evicted() {
+fn a_truncation_to_before_the_last_eviction_is_refused_and_one_behind_it_keeps_positions_logical() {
     for policy in steady(48) {
         for codec in [CodecSpec::raw16(), CodecSpec::turboquant(4.0)] {
             let plan = Plan::new(spec(&codec, &policy, 3, 8)).unwrap();
@@ -93,16 +93,23 @@ fn positions_and_lengths_stay_logical_through_truncation_into_what_was_evicted()
             let store = store(&plan, 1);
             input.run(&store, 150, 260);
             let before = kept(&store);
-            store.truncate(SEQ, 120).unwrap();
+            let error = store.truncate(SEQ, 120).unwrap_err().to_string();
+            assert!(error.contains(&format!("{} in layer 0 dropped tokens", policy.name())), "{error}");
+            assert_eq!(kept(&store), before);
+            let least = error.split("0 or ").nth(1).and_then(|rest| rest.split("..").next()).unwrap();
+            let least: usize = least.parse().unwrap();
+            assert!((220..260).contains(&least) && store.truncate(SEQ, least - 1).is_err(), "{least}");
+            store.truncate(SEQ, least).unwrap();
             store.check().unwrap();
-            assert_eq!(store.length(SEQ, None).unwrap(), 120);
+            assert_eq!(store.length(SEQ, None).unwrap(), least);
             for (before, after) in before.iter().flatten().zip(kept(&store).iter().flatten()) {
-                let expected: Vec<usize> = before.iter().copied().filter(|t| *t < 120).collect();
+                let expected: Vec<usize> = before.iter().copied().filter(|t| *t < least).collect();
                 assert_eq!(*after, expected, "{}", policy.name());
             }
-            (120..220).for_each(|t| drop(input.extend(&store, t, t + 1).unwrap()));
+            (least..least + 100).for_each(|t| drop(input.extend(&store, t, t + 1).unwrap()));
             store.check().unwrap();
-            assert!(kept(&store).iter().flatten().all(|h| h.len() < 48 + 16 && h.contains(&219)));
+            let newest = least + 99;
+            assert!(kept(&store).iter().flatten().all(|h| h.len() < 48 + 16 && h.contains(&newest)));
         }
     }
 }

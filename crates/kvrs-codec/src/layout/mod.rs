@@ -119,6 +119,47 @@ pub fn copy_slot(page: &PageDesc, from: (&[u8], usize), to: (&mut [u8], usize)) 
     }
 }
 
+/// Copies what the first `filled` slots of a page use to a page of zeros; other bytes stay as they are.
+///
+/// # Panics
+/// If the page has fewer slots, or the bytes are fewer than a page's.
+pub fn copy_filled(page: &PageDesc, from: &[u8], to: &mut [u8], filled: usize) {
+    let slots = page.slots as usize;
+    assert!(filled <= slots, "{filled} of {slots} slots");
+    for side in [Side::Key, Side::Value] {
+        let desc = page.side(side);
+        for (run, tile) in
+            desc.runs.iter().flat_map(|run| (0..filled.div_ceil(TILE)).map(move |tile| (run, tile)))
+        {
+            let range = run_range(page, side, run, tile);
+            copy_tokens(side, run, &from[range.clone()], &mut to[range], filled - tile * TILE);
+        }
+        let mut copy = |at: u32, bytes: usize| {
+            let range = if bytes == 0 { 0..0 } else { at as usize..at as usize + bytes };
+            to[range.clone()].copy_from_slice(&from[range]);
+        };
+        (0..desc.scales).for_each(|i| copy(desc.scales_at + 2 * i * page.slots, 2 * filled));
+        let inner = match desc.inner {
+            Inner::None => 0,
+            Inner::GroupChannel => filled.div_ceil(desc.block as usize) * desc.n as usize,
+            Inner::TokenBlock => filled * desc.n.div_ceil(desc.block) as usize,
+        };
+        copy(desc.inner_at, 4 * inner);
+        copy(desc.sparse_at, 4 * filled.div_ceil(TILE) * desc.sparse_per_tile as usize);
+    }
+}
+
+/// Copies the first `tokens` tokens of a tile, or all of them.
+fn copy_tokens(side: Side, run: &RunDesc, from: &[u8], to: &mut [u8], tokens: usize) {
+    if tokens >= TILE {
+        to.copy_from_slice(from);
+        return;
+    }
+    for token in 0..tokens {
+        copy_token(side, run, (from, token), (&mut *to, token));
+    }
+}
+
 fn copy_token(side: Side, run: &RunDesc, (from, token): (&[u8], usize), to: (&mut [u8], usize)) {
     let (channels, (to, to_token)) = (run.channels as usize, to);
     if run.width == 16 {
@@ -212,6 +253,39 @@ mod tests {
             let lone = tile(3, &[codes], Side::Key);
             let set: Vec<_> = (0..96).filter(|&i| lone[i] != 0).map(|i| (i, lone[i])).collect();
             assert_eq!(set, [(64, 1 << bit)]);
+        }
+    }
+
+    #[test]
+    fn a_copy_of_the_filled_slots_of_a_tile_has_their_codes_and_zeros_behind() {
+        for (side, width) in [(Side::Key, 3), (Side::Value, 4), (Side::Key, 16)] {
+            let (elem, arith) = (crate::desc::Elem::Int, crate::desc::Arith::F32);
+            let run = RunDesc {
+                width,
+                elem,
+                arith,
+                scale: 0,
+                channels: 32,
+                vec_at: 0,
+                at: 0,
+                lut_at: 0,
+                step: 1.0,
+                zero: 0.0,
+            };
+            let from: Vec<u8> = (0..tile_bytes(width, 32)).map(|i| (i * 37 + 11) as u8).collect();
+            for tokens in [0, 1, 7, 15, 16, 40] {
+                let (mut to, mut again) = (vec![0; from.len()], from.clone());
+                copy_tokens(side, &run, &from, &mut to, tokens);
+                for token in 0..TILE {
+                    let (mut one, mut other) = (vec![0; from.len()], vec![0; from.len()]);
+                    copy_token(side, &run, (&from, token), (&mut one, token));
+                    copy_token(side, &run, (&to, token), (&mut other, token));
+                    let expected = if token < tokens { one } else { vec![0; from.len()] };
+                    assert_eq!(other, expected, "{side:?}, {width} bits, token {token} of {tokens}");
+                }
+                copy_tokens(side, &run, &to, &mut again, tokens);
+                assert_eq!(again, from, "what is behind stays");
+            }
         }
     }
 

@@ -2,18 +2,32 @@
 //!
 //! A quantiser is data: a descriptor, constants and an encoder. No kernel knows its name.
 
+mod aatc;
 mod constants;
+mod fp8;
+mod int8;
+mod kivi;
+mod kvquant;
+mod kvtc;
+mod palu;
+mod parts;
+mod qjl;
+mod rabitq;
 mod raw16;
+mod sketch;
 mod spec;
+mod transform_coding;
 mod turboquant;
 
 pub use constants::ConstantCache;
+pub use rabitq::{DEVIATIONS, error_bound};
 pub use spec::{CodecSpec, check};
 
+use crate::calibrated::Arrays;
 use crate::codec::{HeadCodec, SideCodec};
 use crate::desc::{Inner, PageDesc, Path, RunDesc, Side, SideDesc};
 use crate::view::Dtype;
-use kvrs_core::{LayerShape, Result, Rope};
+use kvrs_core::{Error, LayerShape, Result, Rope};
 use spec::Settings;
 use std::sync::Arc;
 
@@ -48,7 +62,19 @@ pub struct Entry {
     build: fn(&Settings<'_>, &SideContext<'_>, &mut ConstantCache) -> Result<SideBuild>,
 }
 
-static ENTRIES: [Entry; 2] = [raw16::ENTRY, turboquant::ENTRY];
+static ENTRIES: [Entry; 11] = [
+    raw16::ENTRY,
+    turboquant::ENTRY,
+    rabitq::ENTRY,
+    qjl::ENTRY,
+    kivi::ENTRY,
+    int8::ENTRY,
+    fp8::ENTRY,
+    aatc::ENTRY,
+    kvquant::ENTRY,
+    kvtc::ENTRY,
+    palu::ENTRY,
+];
 
 /// Every quantiser, by name.
 #[must_use]
@@ -73,6 +99,10 @@ pub struct SideContext<'a> {
     pub rope: Option<&'a Rope>,
     /// Keys: the constant before the rotary embedding `[d]`; values: the mean `[d]`.
     pub constant: Option<Arc<[f32]>>,
+    /// The group of key-value heads.
+    pub group: usize,
+    /// What calibration measured.
+    pub arrays: Option<&'a Arrays>,
 }
 
 /// One side of a codec before its place in a page is known.
@@ -84,6 +114,23 @@ pub struct SideBuild {
     pub codec: SideCodec,
     /// Tokens that are encoded together.
     pub group: u32,
+}
+
+impl SideContext<'_> {
+    /// Name of a calibrated array of this side.
+    fn array_name(&self, name: &str) -> String {
+        format!("{}.{}.{}.{name}", side_name(self.side), self.layer, self.group)
+    }
+
+    /// Why a calibrated array cannot be used.
+    fn array_error(&self, name: &str, got: impl std::fmt::Debug, allowed: impl ToString) -> Error {
+        Error::plan(format!("calibration.{}", self.array_name(name)), format!("{got:?}"), allowed)
+    }
+}
+
+/// Whether `bits` is a width that codes can have.
+fn is_width(bits: f64) -> bool {
+    (1.0..=8.0).contains(&bits) && bits.fract() == 0.0
 }
 
 fn side_name(side: Side) -> &'static str {

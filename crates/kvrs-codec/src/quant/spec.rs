@@ -1,6 +1,7 @@
 //! Names and settings of codecs, as they stand in plans.
 
 use super::{ConstantCache, Entry, Parameter, SideBuild, SideContext, entries, raw16, side_name, turboquant};
+use kvrs_core::budget::Budget;
 use kvrs_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -89,6 +90,12 @@ impl Settings<'_> {
         Error::plan(format!("{}.{name}", self.prefix), got, allowed)
     }
 
+    /// Why a codec cannot be built without its array `name`.
+    pub(super) fn uncalibrated(&self, name: &str) -> Error {
+        let got = format!("{} without the array {name}", self.entry.name);
+        Error::plan(&self.prefix, got, "with its data, out of kvrs.calibrate; other codecs without it")
+    }
+
     pub(super) fn parameter(&self, name: &str) -> &'static Parameter {
         self.entry.parameters.iter().find(|p| p.name == name).expect("a codec reads its own parameters")
     }
@@ -102,6 +109,32 @@ impl Settings<'_> {
         let allowed = self.parameter(name).allowed;
         let value = self.get(name).ok_or_else(|| self.error(name, "missing", allowed))?;
         value.as_f64().ok_or_else(|| self.error(name, value, allowed))
+    }
+
+    /// A number that is `allowed`.
+    pub(super) fn number_in(&self, name: &str, allowed: impl Fn(f64) -> bool) -> Result<f64> {
+        let number = self.number(name)?;
+        if allowed(number) { Ok(number) } else { Err(self.error(name, number, self.parameter(name).allowed)) }
+    }
+
+    /// A truth value; `default` if it is not given.
+    pub(super) fn flag(&self, name: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.error(name, value, self.parameter(name).allowed))
+    }
+
+    /// A number of bytes, plain or with a unit.
+    pub(super) fn size(&self, name: &str) -> Result<u64> {
+        let allowed = self.parameter(name).allowed;
+        let value = self.get(name).ok_or_else(|| self.error(name, "missing", allowed))?;
+        let size = match value {
+            Value::String(text) => text.parse().ok().and_then(|budget| match budget {
+                Budget::Bytes(bytes) => Some(bytes),
+                _ => None,
+            }),
+            other => other.as_u64(),
+        };
+        size.filter(|bytes| *bytes > 0).ok_or_else(|| self.error(name, plain(value), allowed))
     }
 
     /// One of `choices`; the first if it is not given.

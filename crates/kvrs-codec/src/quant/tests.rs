@@ -5,6 +5,9 @@ use crate::tile::{Levels, Tile, ZERO_BLOCK};
 use serde_json::json;
 use serde_json::{Map, Value};
 
+mod plain;
+mod sketches;
+
 const SEED: u64 = 11;
 
 fn spec(params: impl Into<Value>) -> CodecSpec {
@@ -13,7 +16,17 @@ fn spec(params: impl Into<Value>) -> CodecSpec {
 
 fn context(side: Side, d: usize, constant: Option<Vec<f32>>) -> SideContext<'static> {
     let constant = constant.map(Into::into);
-    SideContext { side, d, layer: 0, seed: SEED, window: Dtype::F16, rope: None, constant }
+    SideContext {
+        side,
+        d,
+        layer: 0,
+        seed: SEED,
+        window: Dtype::F16,
+        rope: None,
+        constant,
+        group: 0,
+        arrays: None,
+    }
 }
 
 fn codec(spec: &CodecSpec, d: usize) -> HeadCodec {
@@ -252,7 +265,18 @@ fn wrong_settings_are_refused_by_name() {
     refused(&spec(json!({ "bits": 0.5 })), 64, "keys[0].bits is 0.5");
     refused(&spec(json!({ "bits": "4" })), 64, "keys[0].bits is \"4\"");
     refused(&spec(json!({ "bits": 2.05 })), 64, "plus the nearest of .25, .5, .75");
-    refused(&spec(json!({ "bits": 4, "variant": "prod" })), 64, "keys[0].variant is prod; allowed: mse");
+    refused(&spec(json!({ "bits": 4, "variant": "max" })), 64, "keys[0].variant is max; allowed: mse, prod");
+    let prod =
+        |bits: f64, name: &str, value: &str| spec(json!({ "bits": bits, "variant": "prod", name: value }));
+    refused(
+        &prod(2.5, "sketch", "gaussian"),
+        64,
+        "bits is 2.5; allowed: an integer in 1..=8 for the variant prod",
+    );
+    refused(&prod(3.0, "scale", "lsq"), 64, "scale is lsq; allowed: None or raw for the variant prod");
+    refused(&prod(3.0, "sketch", "sparse"), 64, "sketch is sparse; allowed: gaussian, orthogonal");
+    refused(&prod(3.0, "scale", "raw"), 528, "variant is prod; allowed: mse for more than 512 channels");
+    refused(&spec(json!({ "bits": 4, "sketch": "orthogonal" })), 64, "allowed: gaussian for the variant mse");
     refused(&spec(json!({ "bits": 4, "scale": "rms" })), 64, "keys[0].scale is rms; allowed: None (unbiased");
     refused(
         &spec(json!({ "bits": 4, "rotation": 3 })),
@@ -284,7 +308,9 @@ fn every_default_is_json_that_its_codec_accepts() {
             .iter()
             .filter_map(|p| p.default.map(|text| (p.name.to_owned(), serde_json::from_str(text).unwrap())));
         let mut params: Map<String, Value> = defaults.collect();
-        if entry.name == "turboquant" {
+        let required = entry.parameters.iter().filter(|p| p.default.is_none());
+        params.extend(required.map(|p| (p.name.to_owned(), json!(1))));
+        if entry.parameters.iter().any(|p| p.name == "bits") {
             params.insert("bits".into(), json!(4));
         }
         check(&CodecSpec { name: entry.name.into(), params }).unwrap();

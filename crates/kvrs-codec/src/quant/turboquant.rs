@@ -1,14 +1,18 @@
-//! TurboQuant (Zandieh et al., 2025, arXiv:2504.19874), the mse variant: length, rotation, Lloyd-Max codes.
+//! TurboQuant (Zandieh et al., 2025, arXiv:2504.19874): length, rotation, Lloyd-Max codes; the `prod` variant gives one
+//! of its bits to the signs of a random sketch of what the codes miss, which makes inner products unbiased.
 //!
 //! Where we differ from the paper: one gaussian book with int8 levels serves all dimensions, and the scale of
 //! keys makes inner products unbiased (EDEN's), which costs no bit and errs far less than the `prod` variant.
 //! Rates between integers give the first rotated channels one bit more, under one rotation and one scale.
+//!
+//! The sketch of `prod` acts on rotated channels `P x`: it is one more run of 1-bit codes, whose slice of the prepared
+//! query is `S P q` and whose scale is the length of what it sketches. One bit alone is a sketch of the vector.
 
-use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, dot_side};
+use super::parts::Parts;
+use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, sketch};
 use crate::codebook::Book;
-use crate::codec::SideCodec;
-use crate::desc::{Arith, Elem, NONE, RunDesc, Side};
-use crate::encode::ScaledEncoder;
+use crate::desc::{Arith, Elem, MAX_CHANNELS, NONE, RunDesc, Side};
+use crate::encode::{ScaledEncoder, SketchEncoder};
 use crate::rng;
 use crate::scale::ScaleRule;
 use crate::transform::{ROUNDS, Transform};
@@ -20,13 +24,18 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Zandieh et al., 2025, arXiv:2504.19874",
     parameters: &[
         Parameter { name: "bits", allowed: "a number in 1..=8", default: None },
-        Parameter { name: "variant", allowed: "mse", default: Some("\"mse\"") },
+        Parameter { name: "variant", allowed: "mse, prod", default: Some("\"mse\"") },
         Parameter {
             name: "scale",
-            allowed: "None (unbiased for keys, norm for values), raw, norm, lsq, unbiased",
+            allowed: "None (unbiased for keys, norm for values; raw for prod), raw, norm, lsq, unbiased",
             default: Some("null"),
         },
         Parameter { name: "rotation", allowed: "hadamard, dense", default: Some("\"hadamard\"") },
+        Parameter {
+            name: "sketch",
+            allowed: "gaussian, orthogonal (with variant prod)",
+            default: Some("\"gaussian\""),
+        },
     ],
     check: |settings| Parsed::new(settings).map(drop),
     build,
@@ -37,6 +46,8 @@ struct Parsed {
     bits: f64,
     scale: Option<ScaleRule>,
     dense: bool,
+    /// The sketch of the `prod` variant.
+    sketch: Option<sketch::Kind>,
 }
 
 impl Parsed {
@@ -45,43 +56,87 @@ impl Parsed {
         if !(1.0..=8.0).contains(&bits) {
             return Err(settings.error("bits", bits, settings.parameter("bits").allowed));
         }
-        settings.choice("variant", &[("mse", ())])?;
+        let prod = settings.choice("variant", &[("mse", false), ("prod", true)])?;
         let rules = [ScaleRule::Raw, ScaleRule::Norm, ScaleRule::Lsq, ScaleRule::Unbiased];
         let scale = match settings.get("scale") {
             None => None,
             Some(_) => Some(settings.choice("scale", &rules.map(|rule| (rule.name(), rule)))?),
         };
         let dense = settings.choice("rotation", &[("hadamard", false), ("dense", true)])?;
-        Ok(Self { bits, scale, dense })
+        let kinds = [("gaussian", sketch::Kind::Gaussian), ("orthogonal", sketch::Kind::Orthogonal)];
+        let kind = settings.choice("sketch", &kinds)?;
+        if prod && bits.fract() != 0.0 {
+            return Err(settings.error("bits", bits, "an integer in 1..=8 for the variant prod"));
+        }
+        if prod && scale.is_some_and(|rule| rule != ScaleRule::Raw) {
+            return Err(settings.error(
+                "scale",
+                scale.map_or("", ScaleRule::name),
+                "None or raw for the variant prod",
+            ));
+        }
+        if !prod && kind != sketch::Kind::Gaussian {
+            return Err(settings.error(
+                "sketch",
+                "orthogonal",
+                "gaussian for the variant mse, which has no sketch",
+            ));
+        }
+        Ok(Self { bits, scale, dense, sketch: prod.then_some(kind) })
     }
 }
 
 fn build(settings: &Settings<'_>, context: &SideContext<'_>, cache: &mut ConstantCache) -> Result<SideBuild> {
     let parsed = Parsed::new(settings)?;
+    if let Some(kind) = parsed.sketch {
+        return build_prod(settings, context, cache, &parsed, kind);
+    }
     let parts = split(parsed.bits, context.d).ok_or_else(|| {
         let allowed = format!("for {} channels: {}", context.d, packable(context.d));
         settings.error("bits", parsed.bits, allowed)
     })?;
     let default = if context.side == Side::Key { ScaleRule::Unbiased } else { ScaleRule::Norm };
+    let parts: Vec<_> = parts.iter().map(|&(width, channels)| (Book::gaussian(width), channels)).collect();
     let (runs, lut8) = runs(&parts);
-    let centre = cache.centre(context)?;
-    let books = parts.iter().map(|&(width, _)| *Book::gaussian(width)).collect();
-    let encoder = ScaledEncoder { rule: parsed.scale.unwrap_or(default), books };
-    let base_pairs = centre.base_pairs();
-    let codec = SideCodec {
-        transform: rotation(context, parsed.dense, cache),
-        lut8: cache.levels(lut8),
-        lut32: [].into(),
-        offset: centre.offset,
-        mean: centre.mean,
-        rope: None,
-        encoder: Some(Arc::new(encoder)),
-    };
-    Ok(SideBuild { desc: dot_side(context.d, runs, 1, base_pairs), codec, group: 16 })
+    let books = parts.iter().map(|(book, _)| **book).collect();
+    let encoder = Arc::new(ScaledEncoder { rule: parsed.scale.unwrap_or(default), books });
+    let transform = rotation(context, parsed.dense, cache);
+    Parts { runs, scales: 1, lut8, transform, encoder }.build(context, cache)
+}
+
+/// One bit less by the mse variant with its raw scale, then the sketch of the rest under the rest's length.
+fn build_prod(
+    settings: &Settings<'_>,
+    context: &SideContext<'_>,
+    cache: &mut ConstantCache,
+    parsed: &Parsed,
+    kind: sketch::Kind,
+) -> Result<SideBuild> {
+    let (width, n) = (parsed.bits as u32 - 1, context.d.next_multiple_of(16));
+    let sketch = sketch::square(kind, context, cache);
+    let step = kind.step(context.d, context.d);
+    if width == 0 {
+        let encoder = Arc::new(SketchEncoder { first: None, sketch: sketch.clone(), live: context.d });
+        let runs = vec![sketch::run(n, 0, step)];
+        let lut8 = sketch::LEVELS.to_vec();
+        return Parts { runs, scales: 1, lut8, transform: sketch, encoder }.build(context, cache);
+    }
+    if 2 * n > MAX_CHANNELS {
+        let allowed = format!("mse for more than {} channels", MAX_CHANNELS / 2);
+        return Err(settings.error("variant", "prod", allowed));
+    }
+    let (rotation, book) = (rotation(context, parsed.dense, cache), Book::gaussian(width));
+    let (mut runs, mut lut8) = runs(&[(book, n)]);
+    let transform = sketch::behind(&rotation, &sketch, (kind, parsed.dense), context, cache);
+    let signs = RunDesc { at: runs[0].channels * 2 * width, scale: 1, ..sketch::run(n, n, step) };
+    runs.push(RunDesc { lut_at: lut8.len() as u32, ..signs });
+    lut8.extend(sketch::LEVELS);
+    let encoder = Arc::new(SketchEncoder { first: Some((rotation, *book)), sketch, live: context.d });
+    Parts { runs, scales: 2, lut8, transform, encoder }.build(context, cache)
 }
 
 /// Hadamard where `d` is a power of two from 16 on, unless dense is asked for; dense otherwise.
-fn rotation(context: &SideContext<'_>, dense: bool, cache: &mut ConstantCache) -> Transform {
+pub(super) fn rotation(context: &SideContext<'_>, dense: bool, cache: &mut ConstantCache) -> Transform {
     let d = context.d;
     if !dense && d.is_power_of_two() && d >= 16 {
         let signs = cache.floats(rng::ROTATION_SIGNS, context, |key| rng::signs(key, ROUNDS, d));
@@ -123,10 +178,10 @@ fn packable(d: usize) -> String {
 }
 
 /// The runs, one after the other, and their levels.
-fn runs(parts: &[(u32, usize)]) -> (Vec<RunDesc>, Vec<i8>) {
+pub(super) fn runs(parts: &[(&Book, usize)]) -> (Vec<RunDesc>, Vec<i8>) {
     let (mut lut8, mut vec_at, mut at) = (Vec::new(), 0, 0);
-    let runs = parts.iter().map(|&(width, channels)| {
-        let (book, channels) = (Book::gaussian(width), channels as u32);
+    let runs = parts.iter().map(|&(book, channels)| {
+        let (width, channels) = (book.width, channels as u32);
         let table = !book.levels.is_empty();
         let run = RunDesc {
             width,

@@ -1,10 +1,12 @@
 //! The arena: pages of several sizes out of large chunks, under a hard limit of bytes.
 
+use super::link::Grant;
 use super::pool::{ENTRY_BYTES, Growth, Place, Pool};
 use super::space::UNIT;
 use super::supply::{Page, Supply};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where chunks of memory come from.
@@ -23,12 +25,24 @@ pub trait ChunkSource {
 #[derive(Debug)]
 pub(super) struct Shared<C> {
     pool: Mutex<Pool<C>>,
+    /// Table entries beyond the first of each page; grows only under the pool's lock.
+    links: AtomicU64,
     capacity: Option<u64>,
 }
 
 impl<C> Shared<C> {
     fn lock(&self) -> Result<MutexGuard<'_, Pool<C>>> {
         self.pool.lock().map_err(|_| Error::Internal("a thread panicked inside the arena".into()))
+    }
+
+    /// Counts `entries` table entries less.
+    pub(super) fn unlink(&self, entries: u64) {
+        self.links.fetch_sub(entries, Ordering::Relaxed);
+    }
+
+    /// Bytes of all table entries while `pages` pages are owned.
+    fn table_bytes(&self, pages: u64) -> u64 {
+        pages.saturating_add(self.links.load(Ordering::Relaxed)).saturating_mul(ENTRY_BYTES)
     }
 
     /// Frees a page, whatever happened before: a drop cannot fail.
@@ -59,7 +73,7 @@ pub struct ArenaStats {
     pub pages_free: u64,
     /// Bytes of owned pages.
     pub page_bytes_used: u64,
-    /// [`ENTRY_BYTES`] for each owned page.
+    /// [`ENTRY_BYTES`] for each owned page, and for each further entry that shares one.
     pub table_bytes: u64,
 }
 
@@ -85,7 +99,10 @@ impl<S: ChunkSource> Arena<S> {
             let allowed = format!("None or at least {UNIT} bytes");
             return Err(Error::argument("capacity", format!("{bytes} bytes"), allowed));
         }
-        Ok(Self { source, shared: Arc::new(Shared { pool: Mutex::default(), capacity }) })
+        Ok(Self {
+            source,
+            shared: Arc::new(Shared { pool: Mutex::default(), links: AtomicU64::new(0), capacity }),
+        })
     }
 
     /// Takes `(page bytes, count)` pages, all or none; `what` names the caller in the error. The supply hands out the
@@ -122,6 +139,23 @@ impl<S: ChunkSource> Arena<S> {
         Ok(supply)
     }
 
+    /// Takes room for `entries` table entries that share pages; `what` names the caller in the error.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] if it is not there; nothing has changed then.
+    pub fn grant(&self, what: &str, entries: u64) -> Result<Grant<S::Chunk>> {
+        let pool = self.shared.lock()?;
+        let held = pool.chunk_bytes.saturating_add(self.shared.table_bytes(pool.pages_owned));
+        let needed = entries.saturating_mul(ENTRY_BYTES);
+        let capacity = self.shared.capacity.unwrap_or(u64::MAX);
+        if entries > 0 && held.saturating_add(needed) > capacity {
+            let free = capacity.saturating_sub(held);
+            return Err(Error::Capacity { what: what.into(), needed, free, capacity });
+        }
+        self.shared.links.fetch_add(entries, Ordering::Relaxed);
+        Ok(Grant::new(entries, Arc::clone(&self.shared)))
+    }
+
     /// Takes pages into `places` until done (true) or the capacity is reached (false).
     fn fill(
         &self,
@@ -130,7 +164,7 @@ impl<S: ChunkSource> Arena<S> {
         places: &mut Vec<Place>,
     ) -> Result<bool> {
         let count = wants.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
-        let tables = count.saturating_add(pool.pages_owned).saturating_mul(ENTRY_BYTES);
+        let tables = self.shared.table_bytes(count.saturating_add(pool.pages_owned));
         let limit = self.shared.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(tables));
         let bytes = wants.iter().map(|(&bytes, &count)| u64::from(bytes).saturating_mul(count));
         if count > 0 && bytes.fold(pool.page_bytes_used, u64::saturating_add).max(pool.chunk_bytes) > limit {
@@ -150,7 +184,7 @@ impl<S: ChunkSource> Arena<S> {
 
     fn refusal(&self, pool: &Pool<S::Chunk>, what: &str, wants: &BTreeMap<u32, u64>) -> Error {
         let capacity = self.shared.capacity.unwrap_or(u64::MAX);
-        let free = capacity.saturating_sub(pool.chunk_bytes + ENTRY_BYTES * pool.pages_owned);
+        let free = capacity.saturating_sub(pool.chunk_bytes + self.shared.table_bytes(pool.pages_owned));
         let tables = wants.values().map(|count| count.saturating_mul(ENTRY_BYTES));
         // Free space in pieces that are too small counts for nothing, so the sum may understate.
         let needed = tables.fold(pool.missing(wants), u64::saturating_add).max(free.saturating_add(1));
@@ -168,7 +202,7 @@ impl<S: ChunkSource> Arena<S> {
             pages_total: pool.pages_total,
             pages_free: pool.pages_total - pool.pages_owned,
             page_bytes_used: pool.page_bytes_used,
-            table_bytes: ENTRY_BYTES * pool.pages_owned,
+            table_bytes: self.shared.table_bytes(pool.pages_owned),
         }
     }
 
@@ -179,7 +213,7 @@ impl<S: ChunkSource> Arena<S> {
     pub fn check(&self) -> Result<()> {
         let pool = self.shared.lock()?;
         pool.check()?;
-        let held = pool.chunk_bytes + ENTRY_BYTES * pool.pages_owned;
+        let held = pool.chunk_bytes + self.shared.table_bytes(pool.pages_owned);
         match self.shared.capacity {
             Some(capacity) if held > capacity => {
                 Err(Error::Internal(format!("{held} bytes held, capacity {capacity}")))

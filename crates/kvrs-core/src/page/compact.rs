@@ -4,7 +4,6 @@ use super::entry::{Entry, Slots, bits, ones, token};
 use super::supply::Page;
 use super::table::Table;
 use std::ops::Range;
-use std::sync::Arc;
 
 impl<C> Table<C> {
     /// Packs the live slots of sealed pages of `class` together and returns the number of pages that this emptied.
@@ -138,8 +137,8 @@ impl<'a, C, F: FnMut(&Page<C>, usize, &mut Page<C>, usize)> Mover<'a, C, F> {
         let token = &mut self.tokens[owner];
         let pair = [token.page, page];
         let [from, to] = self.entries.get_disjoint_mut(pair).expect("a token moves to another page");
-        let target = Arc::get_mut(&mut to.page).expect("only unshared pages are packed");
-        (self.copy)(&from.page, token.slot, target, slot);
+        let target = to.page.page_mut().expect("only unshared pages are packed");
+        (self.copy)(from.page(), token.slot, target, slot);
         self.owners[token.page * self.slots + token.slot] = NOBODY;
         self.owners[page * self.slots + slot] = owner;
         (token.page, token.slot) = (page, slot);

@@ -1,9 +1,9 @@
 //! A table entry: which tokens stand in which slots of one page.
 
+use super::link::{Grant, Link};
 use super::pool::ENTRY_BYTES;
 use super::supply::Page;
 use crate::error::{Error, Result};
-use std::sync::Arc;
 
 /// Token index of each slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Slots {
 /// Live bits and indices belong to the entry, so tables that share a page may keep different tokens of it.
 #[derive(Debug)]
 pub struct Entry<C> {
-    pub(super) page: Arc<Page<C>>,
+    pub(super) page: Link<C>,
     pub(super) class: u8,
     pub(super) count: u8,
     pub(super) closed: bool,
@@ -53,13 +53,13 @@ pub(super) fn token(index: usize) -> u32 {
 impl<C> Entry<C> {
     pub(super) fn open(page: Page<C>, class: u8, first: usize) -> Self {
         let slots = Slots::Run { first: token(first) };
-        Self { page: Arc::new(page), class, count: 0, closed: false, live: 0, slots }
+        Self { page: Link::new(page), class, count: 0, closed: false, live: 0, slots }
     }
 
     /// The page.
     #[must_use]
     pub fn page(&self) -> &Page<C> {
-        &self.page
+        self.page.page()
     }
 
     /// Page class: 0 for raw 16-bit pages, above for the layer's codecs.
@@ -106,9 +106,50 @@ impl<C> Entry<C> {
         self.live.checked_ilog2().map(|slot| self.index(slot as usize))
     }
 
+    /// Whether all tokens lie before `first`; those that have gone count while more may be written behind them.
+    pub(super) fn behind(&self, first: usize) -> bool {
+        let filled = || self.count().checked_sub(1).map(|slot| self.index(slot));
+        let last = if self.closed { self.last_index() } else { filled() };
+        last.is_none_or(|last| last < first)
+    }
+
+    /// Kills the tokens that `gone(index)` names.
+    pub(super) fn kill(&mut self, gone: impl Fn(usize) -> bool) {
+        let dead = bits(self.live).filter(|&slot| gone(self.index(slot)));
+        self.live &= !dead.fold(0u64, |bits, slot| bits | 1 << slot);
+    }
+
     /// Whether another table uses the page too.
-    pub(super) fn shared(&self) -> bool {
-        Arc::strong_count(&self.page) > 1
+    #[must_use]
+    pub fn shared(&self) -> bool {
+        self.page.shared()
+    }
+
+    /// Whether nothing more is written behind the filled slots.
+    #[must_use]
+    pub fn closed(&self) -> bool {
+        self.closed
+    }
+
+    /// The same tokens of the same page, for another table.
+    pub(super) fn share(&self, grant: &mut Grant<C>) -> Self {
+        let Self { class, count, closed, live, .. } = *self;
+        Self { page: self.page.share(grant), class, count, closed, live, slots: self.slots.clone() }
+    }
+
+    /// Gives the entry a page of its own, filled by `copy(old, new)`, if another table uses its page too.
+    pub(super) fn own(&mut self, page: impl FnOnce() -> Page<C>, copy: impl FnOnce(&Page<C>, &mut Page<C>)) {
+        if self.shared() {
+            let mut own = page();
+            copy(self.page(), &mut own);
+            self.page = Link::new(own);
+        }
+    }
+
+    /// The page; `None` if another table shares it.
+    #[must_use]
+    pub fn into_page(self) -> Option<Page<C>> {
+        self.page.into_page()
     }
 
     /// Whether `more` tokens from `index` on may be written behind the filled slots of `slots`.
@@ -120,10 +161,9 @@ impl<C> Entry<C> {
         !self.closed && self.class == class && next == index && self.count() + more <= slots
     }
 
-    /// Slots left for tokens from `index` on; 0 if the page is closed, shared or ends elsewhere.
+    /// Slots left for tokens from `index` on; 0 if the page is closed or ends elsewhere.
     pub(crate) fn room(&self, index: usize, slots: usize) -> usize {
-        let open = !self.shared() && self.accepts(self.class, index, 0, slots);
-        if open { slots - self.count() } else { 0 }
+        if self.accepts(self.class, index, 0, slots) { slots - self.count() } else { 0 }
     }
 
     /// The page to write `more` live slots into, and the first of them.
@@ -134,7 +174,7 @@ impl<C> Entry<C> {
         let slot = self.count();
         self.count += more as u8;
         self.live |= ones(slot + more) & !ones(slot);
-        (Arc::get_mut(&mut self.page).expect("only unshared pages are written"), slot)
+        (self.page.page_mut().expect("only unshared pages are written"), slot)
     }
 
     /// Kills tokens from `n` on: a raw page may be refilled from there, a packed one is closed.
@@ -159,9 +199,10 @@ impl<C> Entry<C> {
         }
     }
 
-    pub(super) fn check(&self, slots: usize) -> Result<()> {
+    pub(super) fn check(&self, slots: usize, may_be_dead: bool) -> Result<()> {
         let fault = |what: String| Err(Error::Internal(format!("table entry: {what}")));
-        if self.count() > slots || self.live == 0 || self.live & !ones(self.count()) != 0 {
+        let dead = self.live == 0 && !may_be_dead;
+        if self.count == 0 || self.count() > slots || dead || self.live & !ones(self.count()) != 0 {
             return fault(format!("live bits {:x} with {} of {slots} slots", self.live, self.count));
         }
         match &self.slots {

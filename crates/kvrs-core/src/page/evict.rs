@@ -1,9 +1,9 @@
 //! What eviction does to a table: tokens die, pages thin out and merge, and what is kept moves to gathered pages.
 
-use super::entry::{Entry, Slots, bits, ones};
+use super::entry::{Entry, Slots, ones};
+use super::link::Link;
 use super::supply::Page;
 use super::table::{Table, Zone};
-use std::sync::Arc;
 
 /// Most neighbouring pages that are packed together at once.
 const NEAR: usize = 4;
@@ -12,10 +12,7 @@ impl<C> Table<C> {
     /// Kills the sealed tokens that `keep(index)` does not want; returns the pages that this emptied, without those
     /// that another table shares.
     pub fn evict_sealed(&mut self, keep: impl Fn(usize) -> bool) -> Vec<Page<C>> {
-        for entry in &mut self.sealed {
-            let dead = bits(entry.live).filter(|&slot| !keep(entry.index(slot)));
-            entry.live &= !dead.fold(0u64, |bits, slot| bits | 1 << slot);
-        }
+        self.sealed.iter_mut().for_each(|entry| entry.kill(|index| !keep(index)));
         let empty = self.sealed.extract_if(.., |entry| entry.live == 0);
         empty.filter_map(Entry::into_page).collect()
     }
@@ -60,6 +57,11 @@ impl<C> Table<C> {
         }
     }
 
+    /// Kills the tokens of sinks and window that are `gone`; their pages stay, empty or not.
+    pub fn kill_raw(&mut self, gone: impl Fn(usize) -> bool) {
+        self.sinks.iter_mut().chain(&mut self.window).for_each(|entry| entry.kill(&gone));
+    }
+
     /// Takes all raw pages of sinks and window out.
     pub fn take_raw(&mut self) -> Vec<(Zone, Entry<C>)> {
         let sinks = self.sinks.drain(..).map(|entry| (Zone::Sinks, entry));
@@ -76,14 +78,6 @@ impl<C> Table<C> {
         let slots =
             if consecutive { Slots::Run { first: indices[0] } } else { Slots::Gathered(indices.into()) };
         let (count, live) = (indices.len() as u8, ones(indices.len()));
-        self.sealed.push(Entry { page: Arc::new(page), class, count, closed: true, live, slots });
-    }
-}
-
-impl<C> Entry<C> {
-    /// The page; `None` if another table shares it.
-    #[must_use]
-    pub fn into_page(self) -> Option<Page<C>> {
-        Arc::into_inner(self.page)
+        self.sealed.push(Entry { page: Link::new(page), class, count, closed: true, live, slots });
     }
 }

@@ -18,6 +18,10 @@ impl<C> Page<C> {
         Self { chunk: Some(chunk), place, home }
     }
 
+    pub(super) fn home(&self) -> &Shared<C> {
+        &self.home
+    }
+
     /// The chunk that holds the page.
     ///
     /// # Panics

@@ -44,7 +44,7 @@ impl Model {
         for _ in 0..count {
             let zone = if self.length < sinks { Zone::Sinks } else { Zone::Window };
             let spare = self.page(RAW);
-            let (page, slot) = self.table.push_raw(zone, self.length, || spare);
+            let (page, slot) = self.table.push_raw(zone, self.length, || spare, unshared);
             self.memory.slots(page)[slot] = self.next_value;
             self.tokens.insert(self.length, self.next_value);
             self.next_value += 1;
@@ -63,6 +63,7 @@ impl Model {
             GROUP,
             PACKED_SLOTS,
             || spare,
+            unshared,
             |raw, _, page, slot| {
                 for (i, from) in raw.iter().enumerate() {
                     let values = memory.slots(from)[..RAW_SLOTS].to_vec();
@@ -110,7 +111,7 @@ impl Model {
                 let value = self.memory.slots(entry.page())[slot];
                 if zone == Zone::Sinks {
                     let spare = self.page(RAW);
-                    let (page, slot) = self.table.push_raw(zone, index, || spare);
+                    let (page, slot) = self.table.push_raw(zone, index, || spare, unshared);
                     self.memory.slots(page)[slot] = value;
                 } else if wanted(seed, of, index) {
                     left.push((index as u32, value));
@@ -175,6 +176,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..25)
 }
 
+/// No other table uses the page.
+fn unshared(_: &Page<Handle>, _: &mut Page<Handle>) {
+    panic!("nobody shares the page");
+}
+
 fn wanted(seed: u64, of: u64, index: usize) -> bool {
     (index as u64 ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & 7 < of
 }
@@ -192,7 +198,7 @@ fn apply(model: &mut Model, sinks: usize, op: &Op) {
             model.table.drop_before(first);
             let left = model.table.live_indices();
             assert!(model.tokens.keys().all(|index| *index < first || left.contains(index)));
-            assert!(model.table.entries().all(|entry| entry.last_index() >= Some(first)));
+            assert!(model.table.entries().all(|entry| entry.index(entry.count() - 1) >= first));
             model.tokens.retain(|index, _| left.contains(index));
         }
         Op::Retain(seed, of) => {
@@ -279,7 +285,7 @@ fn a_run_of_tokens_fills_the_slots_that_single_tokens_would() {
         one.append(length, 4, 1);
         run.append(length, 4, 1);
         let spare = run.page(RAW);
-        let (_, slots) = run.table.push_raw_run(Zone::Window, 4 + length, most, || spare);
+        let (_, slots) = run.table.push_raw_run(Zone::Window, 4 + length, most, || spare, unshared);
         assert_eq!(slots, length % 16..16.min(length % 16 + most));
         one.append(slots.len(), 4, 1);
         assert_eq!(run.table.live_indices(), one.table.live_indices());
@@ -289,29 +295,113 @@ fn a_run_of_tokens_fills_the_slots_that_single_tokens_would() {
     }
 }
 
-#[test]
-fn shared_pages_are_never_written() {
-    let mut model = filled(4 + 3 * GROUP + 5);
-    let shared: Vec<_> = model.table.entries().map(|entry| Arc::clone(&entry.page)).collect();
-    let before: Vec<_> = shared.iter().map(|page| *model.memory.slots(page)).collect();
-    model.table.retain(|index| index % 3 == 0, &[Zone::Sealed]);
-    assert_eq!(model.compact(1), 0);
-    let spare = model.page(RAW);
-    let (page, slot) = model.table.push_raw(Zone::Window, model.length, || spare);
-    assert!(slot == 0 && shared.iter().all(|other| !std::ptr::eq(&raw const **other, page)));
-    assert_eq!(shared.iter().map(|page| *model.memory.slots(page)).collect::<Vec<_>>(), before);
-    model.table.check().unwrap();
+/// A second table with the same pages.
+fn share(model: &Model) -> Table<Handle> {
+    let mut grant = model.arena.grant("share", model.table.entry_count() as u64).unwrap();
+    model.table.share(&mut grant)
+}
+
+/// What a table holds: token and value.
+fn held(table: &Table<Handle>, memory: &mut Memory) -> Vec<(usize, u64)> {
+    let slots = table.entries().flat_map(|entry| entry.live_slots().map(move |slot| (entry, slot)));
+    slots.map(|(entry, (slot, index))| (index, memory.slots(entry.page())[slot])).collect()
 }
 
 #[test]
-fn a_shared_sealed_page_is_closed_and_its_raw_pages_stay_with_the_other_owner() {
-    let mut model = filled(4 + 2 * GROUP);
-    let sealed = Arc::clone(&model.table.sealed()[0].page);
-    assert_eq!(model.table.sealed()[0].count(), GROUP);
+fn whichever_table_writes_first_copies_a_shared_page_and_the_other_one_keeps_its_own() {
+    let mut model = filled(4 + 3 * GROUP + 5);
+    let other = share(&model);
+    let before = held(&other, &mut model.memory);
+    model.table.retain(|index| index % 3 == 0, &[Zone::Sealed]);
+    assert_eq!(model.compact(1), 0, "shared pages are not packed");
+    let spare = model.page(RAW);
+    let memory = &mut model.memory;
+    let copy = |from: &Page<Handle>, to: &mut Page<Handle>| *memory.slots(to) = *memory.slots(from);
+    let (page, slot) = model.table.push_raw(Zone::Window, model.length, || spare, copy);
+    model.memory.slots(page)[slot] = u64::MAX;
+    assert_eq!(slot, 5, "behind the tokens that were copied");
+    assert_eq!(held(&other, &mut model.memory), before);
+    let mine = held(&model.table, &mut model.memory);
+    assert!(mine.ends_with(&[before[before.len() - 5..].to_vec(), vec![(model.length, u64::MAX)]].concat()));
+    assert_eq!((model.table.check(), other.check()), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_group_sealed_behind_a_shared_page_goes_to_a_copy_of_it() {
+    let mut model = filled(4 + 3 * GROUP - 1);
+    let mut other = share(&model);
+    let before = held(&other, &mut model.memory);
+    let spares = [model.page(RAW), model.page(PACKED)];
+    let [raw, packed] = spares;
+    let memory = std::cell::RefCell::new(std::mem::take(&mut model.memory));
+    let copy = |from: &Page<Handle>, to: &mut Page<Handle>| {
+        let slots = *memory.borrow_mut().slots(from);
+        *memory.borrow_mut().slots(to) = slots;
+    };
+    other.push_raw(Zone::Window, model.length, || raw, copy);
+    let freed = other.seal(
+        1,
+        GROUP,
+        PACKED_SLOTS,
+        || packed,
+        copy,
+        |_, _, page, slot| {
+            memory.borrow_mut().slots(page)[slot..slot + GROUP].fill(7);
+        },
+    );
+    assert!(freed.is_empty(), "the raw pages stay with the other table");
+    model.memory = memory.into_inner();
+    assert_eq!((other.sealed().len(), other.sealed()[0].count()), (1, 2 * GROUP));
+    assert_eq!(held(&model.table, &mut model.memory), before);
+    let mine = held(&other, &mut model.memory);
+    assert_eq!(mine[..4 + GROUP], before[..4 + GROUP]);
+    assert!(mine[4 + GROUP..4 + 2 * GROUP].iter().all(|(_, value)| *value == 7));
+    assert_eq!((model.table.check(), other.check()), (Ok(()), Ok(())));
+}
+
+#[test]
+fn shared_pages_are_freed_with_their_last_table_in_any_order() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let mut model = filled(300);
+        let entries = model.table.entry_count() as u64;
+        let mut tables = [Some(share(&model)), Some(share(&model)), None];
+        tables[2] = Some(std::mem::take(&mut model.table));
+        assert_eq!(model.arena.stats().table_bytes, 3 * entries * ENTRY_BYTES);
+        for (left, table) in order.into_iter().zip([2, 1, 0]).map(|(table, left)| (left, table)) {
+            tables[table] = None;
+            let stats = model.arena.stats();
+            assert_eq!(stats.pages_total - stats.pages_free, if left > 0 { entries } else { 0 });
+            assert_eq!(stats.table_bytes, left * entries * ENTRY_BYTES);
+        }
+        assert_eq!(model.arena.stats().chunk_bytes, 0);
+    }
+}
+
+#[test]
+fn room_for_shared_entries_counts_against_the_capacity() {
+    let arena = Arena::new(Counting::new(u64::MAX), Some(64 << 10)).unwrap();
+    let most = (64 << 10) / ENTRY_BYTES;
+    assert!(matches!(arena.grant("fork", most + 1), Err(crate::Error::Capacity { .. })));
+    let grant = arena.grant("fork", most).unwrap();
+    assert!(arena.grant("fork", 1).is_err() && arena.reserve("test", &[(RAW, 1)]).is_err());
+    arena.check().unwrap();
+    drop(grant);
+    assert_eq!(arena.stats().table_bytes, 0);
+}
+
+#[test]
+fn removed_tokens_die_where_they_are_and_groups_are_sealed_as_if_they_were_there() {
+    let mut model = filled(4 + 2 * GROUP + 20);
+    assert_eq!(model.table.remove(&(2..4 + GROUP)), 1, "the sealed page is empty");
+    assert_eq!(model.table.remove(&(4 + GROUP..4 + 2 * GROUP)), 0, "window pages keep their place");
+    model.tokens.retain(|&index, _| !(2..4 + 2 * GROUP).contains(&index));
+    model.check();
     model.append(GROUP, 4, 1);
-    assert_eq!((model.table.sealed().len(), model.table.sealed()[1].index(0)), (2, 4 + GROUP));
-    assert!(Arc::strong_count(&sealed) == 2);
-    model.table.check().unwrap();
+    let sealed = model.table.sealed();
+    assert_eq!((sealed.len(), sealed[0].index(0), sealed[0].live()), (1, 4 + GROUP, 0));
+    model.append(GROUP, 4, 1);
+    assert_eq!(model.table.sealed()[0].live(), u64::from(u32::MAX) << GROUP);
+    model.check();
 }
 
 #[test]

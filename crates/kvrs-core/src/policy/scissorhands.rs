@@ -119,6 +119,19 @@ impl History {
         if self.seen == self.half { self.half } else { self.half - self.seen }
     }
 
+    /// Queries of a half, those of the running one, and the counts of both halves for each token.
+    #[must_use]
+    pub fn parts(&self) -> (usize, usize, &[[u16; 2]]) {
+        (self.half, self.seen, &self.counts)
+    }
+
+    /// Counters for `history` queries as [`History::parts`] gave them; `None` if a half has fewer than `seen` queries.
+    #[must_use]
+    pub fn restore(history: usize, seen: usize, counts: Vec<[u16; 2]>) -> Option<Self> {
+        let half = Self::new(history).half;
+        (seen <= half).then_some(Self { half, seen, counts })
+    }
+
     /// Tokens that are counted.
     #[must_use]
     pub fn len(&self) -> usize {

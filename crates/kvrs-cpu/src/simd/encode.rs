@@ -116,7 +116,7 @@ pub(crate) fn encode_tile<S: SimdEncode>(s: S, args: &mut TileArgs<'_>) {
             hadamard_tokens(s, constants, x, signs);
             x
         }
-        Transform::Dense { matrix, .. } => {
+        Transform::Dense { matrix, .. } | Transform::Pair { analysis: matrix, .. } => {
             let y = y.chunks(live);
             dense(s, matrix, x, y);
             y

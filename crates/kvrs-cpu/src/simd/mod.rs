@@ -16,12 +16,14 @@ pub(crate) mod hadamard;
 pub(crate) mod keys;
 pub(crate) mod lanes;
 pub(crate) mod lines;
+pub(crate) mod matrix;
 #[cfg(test)]
 pub(crate) mod model;
 pub(crate) mod pack;
 pub(crate) mod prepare;
 pub(crate) mod quantise;
 pub(crate) mod raw;
+pub(crate) mod received;
 pub(crate) mod search;
 pub(crate) mod softmax;
 #[cfg(test)]

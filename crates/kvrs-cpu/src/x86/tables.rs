@@ -12,7 +12,7 @@ macro_rules! table {
 
         mod $module {
             use super::*;
-            use crate::simd::{encode, hadamard as walsh, keys, lanes, prepare, raw, softmax, values};
+            use crate::simd::{encode, hadamard as walsh, keys, lanes, matrix, prepare, raw, received as attention, softmax, values};
 
             /// The proof that functions with the features hold.
             #[target_feature(enable = $features)]
@@ -92,6 +92,11 @@ macro_rules! table {
             }
 
             #[target_feature(enable = $features)]
+            fn received(args: &mut attention::ReceivedArgs<'_>) {
+                attention::add(token(), args);
+            }
+
+            #[target_feature(enable = $features)]
             fn lane_sums(args: &mut lanes::LaneArgs<'_>) {
                 lanes::add_sums(token(), args);
             }
@@ -104,6 +109,16 @@ macro_rules! table {
             #[target_feature(enable = $features)]
             fn hadamard_transposed(signs: &[f32], x: &mut [[f32; 16]]) {
                 walsh::hadamard_transposed(token(), signs, 16 * x.len(), x);
+            }
+
+            #[target_feature(enable = $features)]
+            fn rows_dot(args: &mut matrix::MatrixArgs<'_>) {
+                matrix::rows_dot(token(), args);
+            }
+
+            #[target_feature(enable = $features)]
+            fn rows_sum(args: &mut matrix::MatrixArgs<'_>) {
+                matrix::rows_sum(token(), args);
             }
 
             #[target_feature(enable = $features)]
@@ -124,7 +139,10 @@ macro_rules! table {
                 narrow_weights,
                 wide_weights,
                 softmax,
+                received,
                 lane_sums,
+                rows_dot,
+                rows_sum,
                 hadamard,
                 hadamard_transposed,
                 encode_tile,

@@ -52,7 +52,7 @@ pub(crate) fn table(
     let mut sealed = 0;
     for token in 0..stored.tokens {
         let zone = if token < stored.sinks { Zone::Sinks } else { Zone::Window };
-        let (page, slot) = table.push_raw(zone, token, || fresh(raw));
+        let (page, slot) = table.push_raw(zone, token, || fresh(raw), |_, _| {});
         fill(rng, raw, page, slot..slot + 1);
         if stored.poison && !keep(token) {
             poison(raw, page, slot);
@@ -66,7 +66,7 @@ pub(crate) fn table(
                     poison(packed, page, slot + i);
                 }
             };
-            table.seal(1, group, slots, || fresh(packed), encode);
+            table.seal(1, group, slots, || fresh(packed), |_, _| {}, encode);
             sealed += 1;
         }
     }

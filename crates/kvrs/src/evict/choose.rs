@@ -5,8 +5,6 @@ use crate::compile::LayerPlan;
 use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::backend::{AttendCall, AttendRow, Backend, Received, Results};
-use kvrs_codec::view::Geometry;
-use kvrs_codec::{Dtype, ViewMut};
 use kvrs_core::budget::Head;
 use kvrs_core::page::Table;
 use kvrs_core::policy::{Attention, Centre, Facts, Fold, History, PolicySpec, Queries, droppable};
@@ -22,9 +20,11 @@ pub(crate) struct Ended {
     pub(crate) history: Option<History>,
     norms: Vec<f32>,
     scores: Vec<f32>,
-    droppable: Range<usize>,
+    pub(crate) droppable: Range<usize>,
     /// Places of the tokens that stay.
     pub(crate) kept: Vec<usize>,
+    /// Those of them that are stored at the low rate.
+    pub(crate) low: Vec<usize>,
 }
 
 impl<B: Backend> KvStore<B> {
@@ -37,6 +37,9 @@ impl<B: Backend> KvStore<B> {
         sequence: &Sequence<B::Chunk>,
         budget: usize,
     ) -> Result<Vec<Ended>> {
+        if evict.joint && sequence.layers[layer].tables.iter().any(|table| !table.sealed().is_empty()) {
+            return Ok(sequence.layers[layer].tables.iter().map(Ended::all).collect());
+        }
         let mut heads = self.facts(layer, plan, evict, sequence);
         let (length, recent) = (sequence.layers[layer].length, evict.recent(budget));
         for head in &mut heads {
@@ -48,6 +51,10 @@ impl<B: Backend> KvStore<B> {
             for head in &mut heads {
                 head.kept = (0..head.tokens.len()).collect();
             }
+            return Ok(heads);
+        }
+        if evict.joint {
+            self.choose_jointly(layer, plan, sequence, &mut heads, picks);
             return Ok(heads);
         }
         for (h, head) in heads.iter_mut().enumerate() {
@@ -249,23 +256,24 @@ impl<B: Backend> KvStore<B> {
 
     /// Attends for the sake of the statistics alone.
     pub(crate) fn attend_unseen(&self, call: &AttendCall<'_, B::Chunk>, received: Received<'_>) {
-        let [rows, heads, columns, _] = call.q.shape();
-        let shape = [rows, heads, columns, call.layer.shape.value_dim];
-        let mut bytes = vec![0; shape.iter().product::<usize>() * Dtype::F32.size()];
-        let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape))
-            .expect("the output fits its own bytes");
-        self.backend
-            .attend(call, Results { out: &mut out, lse: None, received: Some(received), value_tiles: None });
+        let received = Some(received);
+        self.backend.attend(call, Results { out: None, lse: None, received, value_tiles: None });
     }
 }
 
 impl Ended {
+    /// Everything that a table has, to stay.
+    fn all<C>(table: &Table<C>) -> Self {
+        let tokens = table.live_indices();
+        Self { kept: (0..tokens.len()).collect(), tokens, ..Self::default() }
+    }
+
     fn view(&self) -> Head<'_> {
         Head { scores: &self.scores, attention: &self.attention, droppable: &self.droppable }
     }
 
-    /// Whether everything stays.
+    /// Whether everything stays, at the plan's own rate.
     pub(crate) fn keeps_all(&self) -> bool {
-        self.kept.len() == self.tokens.len()
+        self.kept.len() == self.tokens.len() && self.low.is_empty()
     }
 }

@@ -22,7 +22,7 @@ impl<B: Backend> KvStore<B> {
         let Some(evict) = plan.evict.as_ref().filter(|_| tokens > 0) else { return Ok(()) };
         let held = prompt != Prompt::Closed && evict.holds();
         if evict.asks(held) && !queries {
-            let name = evict.policy.name();
+            let name = evict.name();
             let allowed = format!("the queries of the tokens: {name} in layer {layer} reads their attention");
             return Err(Error::argument("q", "None", allowed));
         }

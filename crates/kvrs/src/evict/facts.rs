@@ -3,7 +3,7 @@
 use kvrs_core::policy::{Fold, History};
 
 /// Running statistics of one head. Arrays may be longer than what the head keeps by the tokens of the running call.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct HeadFacts {
     /// Attention: a sum, or that of the last query.
     pub(crate) attention: Vec<f32>,
@@ -11,6 +11,8 @@ pub(crate) struct HeadFacts {
     pub(crate) history: Option<History>,
     /// Norms of keys.
     pub(crate) norms: Vec<f32>,
+    /// Tokens that the layer had when the policy last dropped some; 0 if it never did.
+    pub(crate) evicted: usize,
 }
 
 impl HeadFacts {

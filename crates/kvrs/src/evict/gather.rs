@@ -1,6 +1,6 @@
 //! Moving what stays of a prompt: from raw pages straight into gathered pages, and the window to a new start.
 
-use crate::compile::{LayerPlan, PACKED, RAW};
+use crate::compile::{LOW, LayerPlan, RAW};
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
 use kvrs_core::page::{Entry, Page, RAW_SLOTS, Supply, Table, Zone};
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 /// Raw pages that moving takes before it frees one: a stage for each part of a group, and a page under way in the
 /// window and in the gathered pages each.
 pub(crate) fn spare_pages(plan: &LayerPlan) -> usize {
-    plan.rule.group / RAW_SLOTS + 2
+    (1 + usize::from(plan.joint())) * plan.rule.group / RAW_SLOTS + 2
 }
 
 /// The moving of one head.
@@ -28,12 +28,15 @@ pub(crate) struct Move<'a, C> {
     pub(crate) first: usize,
 }
 
-/// Gathered tokens on their way.
+/// Gathered tokens of one class on their way.
 struct Target<C> {
+    class: u8,
     /// Raw pages that collect a group, if it is to be encoded.
     stage: Vec<Page<C>>,
     page: Option<Page<C>>,
     indices: Vec<u32>,
+    /// Full pages with their tokens.
+    full: Vec<(Page<C>, Vec<u32>)>,
 }
 
 impl<C> Move<'_, C> {
@@ -45,29 +48,39 @@ impl<C> Move<'_, C> {
 
 impl<B: Backend> KvStore<B> {
     /// Keeps the ascending indices `kept`: sealed tokens where they are, window tokens before `first` in gathered pages
-    /// behind them; the window starts at `first` then.
-    pub(crate) fn gather(&self, task: &mut Move<'_, B::Chunk>, kept: &[usize]) {
+    /// behind them, those in `low` at the low rate behind all others; the window starts at `first` then.
+    pub(crate) fn gather(&self, task: &mut Move<'_, B::Chunk>, kept: &[usize], low: &[usize]) {
         self.thin(task.plan, task.head, (task.table, task.supply), kept);
-        let (codec, bytes) = (task.plan.class(task.head, RAW), task.plan.page_bytes(RAW));
-        let staged = if task.plan.target() == PACKED { task.plan.rule.group / RAW_SLOTS } else { 0 };
-        let stage = (0..staged).map(|_| task.supply.take(bytes)).collect();
-        let mut target = Target { stage, page: None, indices: Vec::new() };
+        let (codec, bytes) = (task.plan.class(task.head, RAW), task.plan.raw_page_bytes());
+        let mut targets = vec![Target::new(task, task.plan.target())];
+        if !low.is_empty() {
+            targets.push(Target::new(task, LOW));
+        }
+        let mut dead = Vec::new();
         for (zone, entry) in task.table.take_raw() {
-            for (slot, index) in entry.live_slots() {
+            for (slot, index) in (0..entry.count()).map(|slot| (slot, entry.index(slot))) {
+                let live = entry.live() >> slot & 1 == 1;
                 if zone == Zone::Sinks || index >= task.first {
+                    // What was removed keeps its place, so that the tokens behind it do.
+                    dead.extend((!live).then_some(index));
                     let (kept, supply) = (&mut task.kept, &mut task.supply);
                     let page = || if kept.count(bytes) > 0 { kept.take(bytes) } else { supply.take(bytes) };
-                    let (page, to) = task.table.push_raw(zone, index, page);
+                    let copy = |from: &_, to: &mut _| self.backend.copy_page(from, to);
+                    let (page, to) = task.table.push_raw(zone, index, page, copy);
                     self.backend.copy_slot(codec, (entry.page(), slot), (page, to));
-                } else if kept.binary_search(&index).is_ok() {
-                    self.push(task, &mut target, (&entry, slot, index));
+                } else if live && kept.binary_search(&index).is_ok() {
+                    let target = &mut targets[usize::from(low.binary_search(&index).is_ok())];
+                    self.push(task, target, (&entry, slot, index));
                 }
             }
             if let Some(page) = entry.into_page() {
                 task.supply.put(page);
             }
         }
-        self.finish(task, target);
+        task.table.kill_raw(|index| dead.binary_search(&index).is_ok());
+        for target in targets {
+            self.finish(task, target);
+        }
     }
 
     /// Adds a token of a raw page to the gathered ones.
@@ -84,7 +97,7 @@ impl<B: Backend> KvStore<B> {
             let page = target.page.get_or_insert_with(|| task.page(raw.desc.page_bytes));
             self.backend.copy_slot(raw, (entry.page(), slot), (page, at));
             if at + 1 == RAW_SLOTS {
-                target.close(task, RAW);
+                target.close();
             }
             return;
         }
@@ -98,7 +111,7 @@ impl<B: Backend> KvStore<B> {
 
     /// Encodes the staged group, and closes its page if that is full.
     fn encode(&self, task: &mut Move<'_, B::Chunk>, target: &mut Target<B::Chunk>) {
-        let (raw, packed) = (task.plan.class(task.head, RAW), task.plan.class(task.head, PACKED));
+        let (raw, packed) = (task.plan.class(task.head, RAW), task.plan.class(task.head, target.class));
         let group = task.plan.rule.group;
         let page = target.page.get_or_insert_with(|| task.page(packed.desc.page_bytes));
         let slot = (target.indices.len() - 1) / group * group;
@@ -110,7 +123,7 @@ impl<B: Backend> KvStore<B> {
         self.backend.seal((raw, packed), &stage, &positions, page, slot);
         self.encoded.fetch_add(tokens.len() as u64, Ordering::Relaxed);
         if target.indices.len() == packed.desc.slots as usize {
-            target.close(task, PACKED);
+            target.close();
         }
     }
 
@@ -122,7 +135,10 @@ impl<B: Backend> KvStore<B> {
             self.encode(task, &mut target);
         }
         if target.page.is_some() {
-            target.close(task, task.plan.target());
+            target.close();
+        }
+        for (page, indices) in target.full {
+            task.table.push_gathered(target.class, page, &indices);
         }
         target.stage.into_iter().for_each(|page| task.supply.put(page));
     }
@@ -142,9 +158,16 @@ impl<B: Backend> KvStore<B> {
 }
 
 impl<C> Target<C> {
-    fn close(&mut self, task: &mut Move<'_, C>, class: u8) {
+    /// With raw pages to collect a group if the class is encoded.
+    fn new(task: &mut Move<'_, C>, class: u8) -> Self {
+        let staged = if class == RAW { 0 } else { task.plan.rule.group / RAW_SLOTS };
+        let bytes = task.plan.raw_page_bytes();
+        let stage = (0..staged).map(|_| task.supply.take(bytes)).collect();
+        Self { class, stage, page: None, indices: Vec::new(), full: Vec::new() }
+    }
+
+    fn close(&mut self) {
         let page = self.page.take().expect("a page is under way");
-        task.table.push_gathered(class, page, &self.indices);
-        self.indices.clear();
+        self.full.push((page, std::mem::take(&mut self.indices)));
     }
 }

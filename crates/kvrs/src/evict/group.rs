@@ -48,6 +48,7 @@ impl<B: Backend> KvStore<B> {
         let left = policy.left(acting.budget, tokens.len());
         let kept = select(&scores, range, left.saturating_sub(outside));
         acting.facts.keep(&kept, tokens.len());
+        acting.facts.evicted = length;
         let kept: Vec<usize> = kept.into_iter().map(|place| tokens[place]).collect();
         self.thin(plan, head, (table, supply), &kept);
     }

@@ -8,6 +8,7 @@ mod demand;
 pub(crate) mod facts;
 mod gather;
 mod group;
+mod joint;
 pub(crate) mod observe;
 pub(crate) mod plan;
 mod prompt;
@@ -81,18 +82,25 @@ impl EvictState {
         Self { heads: (0..groups).map(|_| HeadFacts::default()).collect(), ..Self::default() }
     }
 
+    /// What another sequence with the same tokens knows.
+    pub(crate) fn share(&self) -> Self {
+        let Self { budget, outcome, ref tail, ref heads, .. } = *self;
+        Self { budget, outcome, tail: tail.clone(), heads: heads.clone(), borrowed: 0 }
+    }
+
     /// Bytes of statistics.
     pub(crate) fn bytes(&self) -> u64 {
         (self.tail.bytes() + self.heads.iter().map(HeadFacts::bytes).sum::<usize>()) as u64
     }
 
-    /// Forgets the tokens from `n` on, of `length`; `kept` counts what each head still has.
-    pub(crate) fn truncate(&mut self, n: usize, length: usize, kept: &[usize]) {
+    /// Forgets the tokens from `n` on, of `length`; `kept(head)` counts what a head still has.
+    pub(crate) fn truncate(&mut self, n: usize, length: usize, kept: impl Fn(usize) -> usize) {
         if n == 0 {
             *self = Self { borrowed: self.borrowed, ..Self::new(self.heads.len()) };
             return;
         }
         self.tail.drop_last(length.saturating_sub(n));
-        self.heads.iter_mut().zip(kept).for_each(|(head, kept)| head.truncate(*kept));
+        let known = self.heads.iter_mut().enumerate().filter(|(_, facts)| !facts.fits(0));
+        known.for_each(|(head, facts)| facts.truncate(kept(head)));
     }
 }

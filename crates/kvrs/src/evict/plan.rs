@@ -1,11 +1,13 @@
 //! A layer's policy, made ready when the plan is.
 
 use crate::compile::{Compiled, LayerPlan};
+use crate::joint;
 use crate::memory::sequence_bytes;
 use crate::plan::PlanSpec;
 use kvrs_core::budget::{Budget, Sharing};
 use kvrs_core::policy::{PolicySpec, Queries, When};
 use kvrs_core::{Error, Result};
+use std::ops::Range;
 
 /// The policy of a layer.
 #[derive(Debug, Clone)]
@@ -19,11 +21,25 @@ pub(crate) struct LayerEvict {
     rank: usize,
     sinks: usize,
     recent: usize,
+    /// Whether tokens and rates are chosen jointly.
+    pub(crate) joint: bool,
 }
 
 impl LayerEvict {
     /// The policy of layer `layer`.
     pub(crate) fn of(spec: &PlanSpec, layer: usize) -> Option<Self> {
+        if let Some(joint) = joint::of_layer(spec, layer) {
+            let alike = |layers: Range<usize>| layers.filter(|i| joint::of_layer(spec, *i).is_some()).count();
+            return Some(Self {
+                policy: joint.policy(),
+                field: "joint".to_owned(),
+                layers: alike(0..spec.shape.layers.len()),
+                rank: alike(0..layer),
+                sinks: spec.sinks,
+                recent: spec.recent,
+                joint: true,
+            });
+        }
         let policy = spec.evict.get(layer)?.as_ref()?;
         let alike = |other: &Option<PolicySpec>| other.as_ref() == Some(policy);
         Some(Self {
@@ -33,7 +49,13 @@ impl LayerEvict {
             rank: spec.evict[..layer].iter().filter(|other| alike(other)).count(),
             sinks: spec.sinks,
             recent: spec.recent,
+            joint: false,
         })
+    }
+
+    /// Its name, for people.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.joint { "joint" } else { self.policy.name() }
     }
 
     /// Whether it acts again when groups leave the window.
@@ -123,7 +145,7 @@ impl LayerEvict {
 
     /// Whether heads may keep different numbers of tokens.
     pub(crate) fn ragged(&self) -> bool {
-        matches!(self.policy.sharing(), Sharing::Ada { .. } | Sharing::Entropy { .. })
+        self.joint || matches!(self.policy.sharing(), Sharing::Ada { .. } | Sharing::Entropy { .. })
     }
 
     /// Tokens that a head keeps of a prompt of `length` tokens, on average over the heads.

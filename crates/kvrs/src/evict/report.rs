@@ -53,7 +53,7 @@ impl<B: Backend> KvStore<B> {
         let sequence = row.read().map_err(broken)?;
         let layers = sequence.layers.iter().zip(layers).enumerate();
         let heads = layers.flat_map(|(layer, (state, plan))| {
-            let policy = plan.evict.as_ref().map(|evict| evict.policy.name());
+            let policy = plan.evict.as_ref().map(LayerEvict::name);
             state.tables.iter().enumerate().map(move |(head, table)| HeadSelection {
                 layer,
                 head,
@@ -75,7 +75,7 @@ pub(crate) fn add<C>(
 ) {
     for (state, plan) in sequence.layers.iter().zip(&plan.layers) {
         let Some(evict) = &plan.evict else { continue };
-        let (name, outcome) = (evict.policy.name(), state.evict.outcome);
+        let (name, outcome) = (evict.name(), state.evict.outcome);
         let stats = policies
             .entry(name)
             .or_insert_with(|| PolicyStats { policy: name.into(), ..PolicyStats::default() });

@@ -3,7 +3,7 @@
 use super::choose::Ended;
 use super::gather::Move;
 use super::{HeadFacts, LayerEvict, Outcome};
-use crate::compile::{LayerPlan, PACKED, RAW};
+use crate::compile::{LayerPlan, PACKED};
 use crate::sequence::{LayerState, Sequence};
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -24,12 +24,14 @@ impl<B: Backend> KvStore<B> {
         let (Some((budget, ended)), Some(evict)) = (chosen, &plan.evict) else { return Ok(()) };
         let all = ended.iter().all(Ended::keeps_all);
         self.move_tokens(layer, plan, sequence, &ended, all);
+        let length = sequence.layers[layer].length;
         let state = &mut sequence.layers[layer].evict;
         state.budget = Some(budget);
         state.outcome = if all { Outcome::KeptAll } else { Outcome::Evicted };
         state.tail.clear();
         for (facts, ended) in state.heads.iter_mut().zip(ended) {
             facts.follow(evict, ended);
+            facts.evicted = if all { facts.evicted } else { length };
         }
         Ok(())
     }
@@ -52,7 +54,8 @@ impl<B: Backend> KvStore<B> {
             origin.max(length.saturating_sub(rule.recent))
         };
         let pages = ended.iter().map(|ended| ended.pages(plan, origin..first, length, all));
-        let mut kept: Vec<_> = pages.map(|pages| state.take_kept(plan, pages)).collect();
+        let mut kept: Vec<_> =
+            pages.enumerate().map(|(head, pages)| state.take_kept(plan, head, pages)).collect();
         let heads = state.tables.iter_mut().zip(&mut state.supplies).zip(&mut kept).zip(ended).enumerate();
         let tasks: Vec<_> = heads
             .map(|(head, (((table, supply), kept), ended))| {
@@ -65,8 +68,9 @@ impl<B: Backend> KvStore<B> {
                 task.supply.merge(std::mem::take(task.kept));
                 self.seal_up(&mut task, origin);
             } else {
-                let kept: Vec<usize> = ended.kept.iter().map(|place| ended.tokens[*place]).collect();
-                self.gather(&mut task, &kept);
+                let [kept, low] = [&ended.kept, &ended.low]
+                    .map(|places| places.iter().map(|place| ended.tokens[*place]).collect::<Vec<usize>>());
+                self.gather(&mut task, &kept, &low);
             }
         };
         self.backend.install(|| tasks.into_par_iter().for_each(run));
@@ -75,7 +79,7 @@ impl<B: Backend> KvStore<B> {
         let supplies = state.supplies.iter_mut().map(std::mem::take);
         kept.into_iter().chain(supplies).for_each(|supply| rest.merge(supply));
         let borrowed = std::mem::take(&mut state.evict.borrowed);
-        sequence.shared.merge(rest.split(&[(plan.page_bytes(RAW), borrowed)]));
+        sequence.shared.merge(rest.split(&[(plan.raw_page_bytes(), borrowed)]));
     }
 
     /// Lets the groups from `origin` on leave the window as if the prompt had never been open.
@@ -102,27 +106,29 @@ impl<B: Backend> KvStore<B> {
 }
 
 impl<C> LayerState<C> {
-    /// Raw and packed pages for one head out of those for what stays; raw ones as far as they are there.
-    fn take_kept(&mut self, plan: &LayerPlan, [raw, packed]: [usize; 2]) -> Supply<C> {
-        let bytes = plan.page_bytes(RAW);
+    /// Raw, packed and low-rate pages for one head out of those for what stays; raw ones as far as they are there.
+    fn take_kept(&mut self, plan: &LayerPlan, head: usize, [raw, packed, low]: [usize; 3]) -> Supply<C> {
+        let bytes = plan.raw_page_bytes();
         let raw = raw.min(self.kept.count(bytes));
-        self.kept.split(&[(bytes, raw), (plan.page_bytes(PACKED), packed)])
+        let low = (plan.low_page_bytes(), low);
+        self.kept.split(&[(bytes, raw), (plan.packed_page_bytes(head), packed), low])
     }
 }
 
 impl Ended {
-    /// Raw and packed pages that a head takes whose tokens in `moved` leave a window of `length` tokens in all; if all
-    /// heads keep everything, raw pages stay where they are.
-    fn pages(&self, plan: &LayerPlan, moved: Range<usize>, length: usize, all: bool) -> [usize; 2] {
+    /// Raw, packed and low-rate pages that a head takes whose tokens in `moved` leave a window of `length` tokens in all;
+    /// if all heads keep everything, raw pages stay where they are.
+    fn pages(&self, plan: &LayerPlan, moved: Range<usize>, length: usize, all: bool) -> [usize; 3] {
         let tokens = self.kept.iter().map(|place| self.tokens[*place]);
-        let count = tokens.filter(|index| moved.contains(index)).count();
+        let count = tokens.filter(|index| moved.contains(index)).count() - self.low.len();
+        let low = self.low.len().div_ceil(PACKED_SLOTS);
         let sinks = plan.rule.sinks.min(length).div_ceil(RAW_SLOTS);
         let window = length.saturating_sub(moved.end).div_ceil(RAW_SLOTS);
         match (plan.target(), all) {
-            (PACKED, true) => [0, count.div_ceil(PACKED_SLOTS)],
-            (PACKED, false) => [sinks + window, count.div_ceil(PACKED_SLOTS)],
-            (_, true) => [0, 0],
-            (_, false) => [sinks + window + count.div_ceil(RAW_SLOTS), 0],
+            (PACKED, true) => [0, count.div_ceil(PACKED_SLOTS), low],
+            (PACKED, false) => [sinks + window, count.div_ceil(PACKED_SLOTS), low],
+            (_, true) => [0, 0, 0],
+            (_, false) => [sinks + window + count.div_ceil(RAW_SLOTS), 0, 0],
         }
     }
 }

@@ -5,7 +5,7 @@ use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, View};
 
 /// The last queries of one row, in their own type, and how they are scored.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Tail {
     /// `[tokens][query_heads][key_dim]`.
     bytes: Vec<u8>,

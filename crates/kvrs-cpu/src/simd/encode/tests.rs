@@ -155,8 +155,17 @@ impl Case {
         let mut side = |side| {
             let constant = || rng::gaussian(self.seed ^ 1, d).iter().map(|x| *x as f32).collect();
             let constant = self.constant.then(constant);
-            let context =
-                SideContext { side, d, layer: 0, seed: 7, window: self.window, rope: Some(&rope), constant };
+            let context = SideContext {
+                side,
+                d,
+                layer: 0,
+                seed: 7,
+                window: self.window,
+                rope: Some(&rope),
+                constant,
+                group: 0,
+                arrays: None,
+            };
             CodecSpec::turboquant(self.bits).build(&context, &mut cache).unwrap()
         };
         let (key, value) = (side(Side::Key), side(Side::Value));

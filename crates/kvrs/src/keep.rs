@@ -1,9 +1,9 @@
-//! Taking tokens away: truncation and the keeping of chosen positions.
+//! Keeping chosen positions: the policies' own mover, for the caller's selections.
 
-use crate::compile::{LayerPlan, RAW};
-use crate::evict::{Move, Prompt, spare_pages};
+use crate::compile::LayerPlan;
+use crate::evict::{Move, spare_pages};
 use crate::locks::broken;
-use crate::sequence::{LayerState, Sequence};
+use crate::sequence::LayerState;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
 use kvrs_codec::layout::movable;
@@ -11,38 +11,6 @@ use kvrs_core::page::{Supply, Table, Zone};
 use kvrs_core::{Error, Result, SeqId};
 
 impl<B: Backend> KvStore<B> {
-    /// Brings every layer of a sequence to `n` tokens; the repair after a step that failed in the middle.
-    ///
-    /// Codes before `n` stay bit for bit; nothing becomes 16-bit again.
-    ///
-    /// # Errors
-    /// [`Error::Sequence`] if `n` is above the length, if pages that a query at `n` would see have gone behind a
-    /// sliding window, or, other than for 0, while layers still lack a part of the first prompt.
-    pub fn truncate(&self, seq: SeqId, n: usize) -> Result<()> {
-        let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
-        let length = sequence.length();
-        if n > length {
-            return Err(Error::sequence("n", n, format!("0..={length}, the length of sequence {seq}")));
-        }
-        if let (Prompt::Whole { to }, 1..) = (sequence.prompt, n) {
-            let allowed = format!("0: layers are still to get the prompt of {to} tokens");
-            return Err(Error::sequence("n", n, allowed));
-        }
-        let plan = self.compiled()?;
-        for (i, (state, plan)) in sequence.layers.iter().zip(&plan.layers).enumerate() {
-            if state.length > n && !plan.rule.can_truncate(state.longest, n) {
-                let least =
-                    (n..=length).find(|n| plan.rule.can_truncate(state.longest, *n)).unwrap_or(length);
-                let allowed =
-                    format!("0 or {least}..={length}: layer {i} has dropped what lies behind its window");
-                return Err(Error::sequence("n", n, allowed));
-            }
-        }
-        sequence.truncate(n, self.plan.spec().sinks);
-        Ok(())
-    }
-
     /// Keeps only chosen tokens of a layer, one ascending list of positions per key-value head. Sinks and the
     /// 16-bit window stay whatever the lists say; emptied pages go back at once, half-empty ones are compacted.
     ///
@@ -71,7 +39,7 @@ impl<B: Backend> KvStore<B> {
         let stays = plan.rule.stays_raw() && plan.rule.sliding.is_none();
         let first = if stays { droppable.end.max(state.origin) } else { state.origin };
         let moves = first > state.origin;
-        let mut supplies = self.spares(plan, heads, moves)?;
+        let mut supplies = self.spares(plan, &state.tables, moves)?;
         for (head, positions) in positions.iter().enumerate() {
             let kept =
                 state.chosen(head, &droppable, |i| positions.binary_search(&(start + i as i64)).is_ok());
@@ -94,7 +62,7 @@ impl<B: Backend> KvStore<B> {
             return;
         }
         if moves {
-            self.gather(task, kept);
+            self.gather(task, kept, &[]);
         } else {
             self.thin(plan, task.head, (task.table, task.supply), kept);
         }
@@ -110,46 +78,21 @@ impl<B: Backend> KvStore<B> {
         }
     }
 
-    /// Pages that each head needs while its tokens move.
-    fn spares(&self, plan: &LayerPlan, heads: usize, moves: bool) -> Result<Vec<Supply<B::Chunk>>> {
-        let want = [(plan.page_bytes(RAW), if moves { spare_pages(plan) } else { 0 })];
-        let all: Vec<_> = (0..heads).map(|_| want[0]).filter(|(_, n)| *n > 0).collect();
-        let mut supply = self.arena.reserve("the moving of kept tokens", &all)?;
-        Ok((0..heads).map(|_| supply.split(&want)).collect())
-    }
-}
-
-impl<C> Sequence<C> {
-    fn truncate(&mut self, n: usize, sinks: usize) {
-        for state in &mut self.layers {
-            let length = state.length;
-            state.length = length.min(n);
-            state.origin = state.origin.min(n).max(sinks);
-            state.longest = if n == 0 { 0 } else { state.longest };
-            state.tables.iter_mut().for_each(|table| {
-                table.truncate(n);
-            });
-            let kept: Vec<usize> = state.tables.iter().map(Table::kept).collect();
-            state.evict.truncate(n, length, &kept);
-            state
-                .supplies
-                .iter_mut()
-                .chain([&mut state.kept])
-                .for_each(|supply| drop(std::mem::take(supply)));
-        }
-        self.target = n;
-        self.shared = Supply::default();
-        self.layers.iter_mut().for_each(|state| state.evict.borrowed = 0);
-        self.prompt = match self.prompt {
-            Prompt::Open { from } => {
-                self.target = 0;
-                Prompt::Open { from: from.min(n) }
-            }
-            Prompt::Closed | Prompt::Whole { .. } => Prompt::Closed,
+    /// Pages that each head needs while its tokens move: raw pages that other tables use too do not become free.
+    fn spares(
+        &self,
+        plan: &LayerPlan,
+        tables: &[Table<B::Chunk>],
+        moves: bool,
+    ) -> Result<Vec<Supply<B::Chunk>>> {
+        let shared = |table: &Table<B::Chunk>| {
+            table.sinks().iter().chain(table.window()).filter(|entry| entry.shared()).count()
         };
-        if n == 0 {
-            self.start = None;
-        }
+        let need = |table| if moves { spare_pages(plan) + shared(table) } else { 0 };
+        let wants: Vec<_> = tables.iter().map(|table| (plan.raw_page_bytes(), need(table))).collect();
+        let all: Vec<_> = wants.iter().copied().filter(|(_, n)| *n > 0).collect();
+        let mut supply = self.pages("the moving of kept tokens", &all)?;
+        Ok(wants.into_iter().map(|want| supply.split(&[want])).collect())
     }
 }
 
