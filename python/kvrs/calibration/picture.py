@@ -82,5 +82,6 @@ def _draw_sensitivities(panels: Any, measured: Mapping[str, Mapping[str, float]]
             panel.plot(layers, [max(found[layer], 1e-12) for layer in layers], marker="o", ms=3, label=side)
         panel.set_yscale("log")
         panel.set_xlabel("layer", fontsize=8)
+        panel.locator_params(axis="x", integer=True)
         panel.set_title(label, fontsize=9)
         panel.legend(fontsize=8)
