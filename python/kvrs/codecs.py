@@ -57,8 +57,9 @@ class TurboQuant(Codec):
         always ``"raw"`` for ``"prod"``.
     rotation : {"hadamard", "dense"}
         A Hadamard transform with random signs, or a dense orthogonal matrix.
-    sketch : {"gaussian", "orthogonal"}
-        The rows of the sketch of ``"prod"``: independent, as in the paper, or orthogonal, which varies less.
+    sketch : {"gaussian", "orthogonal"}, optional
+        The rows of the sketch of ``"prod"``: independent, as in the paper (default), or orthogonal, which
+        varies less.
 
     Raises
     ------
@@ -69,7 +70,7 @@ class TurboQuant(Codec):
     --------
     >>> import kvrs
     >>> kvrs.TurboQuant(bits=4)
-    TurboQuant(bits=4, variant='mse', scale=None, rotation='hadamard', sketch='gaussian')
+    TurboQuant(bits=4, variant='mse', scale=None, rotation='hadamard', sketch=None)
     """
 
     name: ClassVar[str] = "turboquant"
@@ -78,7 +79,7 @@ class TurboQuant(Codec):
     variant: str = "mse"
     scale: str | None = None
     rotation: str = "hadamard"
-    sketch: str = "gaussian"
+    sketch: str | None = None
 
 
 @dataclass(frozen=True)

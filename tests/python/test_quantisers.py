@@ -84,7 +84,7 @@ def decoded_value(codec: Any, x: Floats, mean: Floats | None) -> Floats:
 
 def decoded(codec: Any, x: Floats, side: int, place: dict[str, Any]) -> Floats:
     if isinstance(codec, kvrs.TurboQuant):
-        return sketch.prod(x, codec.bits, side, SEED, codec.sketch, codec.rotation, **place)[1]
+        return sketch.prod(x, codec.bits, side, SEED, codec.sketch or "gaussian", codec.rotation, **place)[1]
     if isinstance(codec, kvrs.RaBitQ):
         codes, scale, _ = rabitq.encode(x, codec.bits, side, SEED, **place)
         return rabitq.decode(codes, scale, codec.bits, x.shape[1], side, SEED, **place)
