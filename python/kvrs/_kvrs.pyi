@@ -30,6 +30,7 @@ __all__ = [
     "isa",
     "policies",
     "set_num_threads",
+    "size_of",
 ]
 
 __version__: str
@@ -140,6 +141,17 @@ def codecs() -> list[str]:
 
 def policies() -> list[str]:
     """Return the names of the policies of this version."""
+
+def size_of(what: str, value: int | str) -> int:
+    """Return a number of bytes given as an int or as text with a unit, like ``"64MiB"``.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither or below 1; `what` names it.
+    TypeError
+        If it is no int and no text.
+    """
 
 def set_num_threads(n: int) -> None:
     """Set how many threads stores use.

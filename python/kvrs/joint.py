@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvrs import settings
+from kvrs import _kvrs, settings
 from kvrs.codec import Codec
 from kvrs.codecs import from_spec as codec_of
-from kvrs.errors import PlanError
-from kvrs.policies import TOVA
+from kvrs.errors import KVError, PlanError
 from kvrs.shape import per_layer
 
 __all__ = ["Joint"]
@@ -56,7 +55,11 @@ class Joint:
     window: int = 32
 
     def __post_init__(self) -> None:
-        self._check_bytes()
+        try:
+            _kvrs.size_of("Joint.bytes", self.bytes)
+        except (KVError, TypeError):
+            wrong = f"Joint.bytes is {self.bytes!r}; allowed: a number of bytes above 0, or text like '64MiB'"
+            raise PlanError(wrong) from None
         if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
             raise PlanError(f"Joint.window is {self.window!r}; allowed: an int, 1 or more")
 
@@ -69,23 +72,11 @@ class Joint:
                 field, per_layer(field, value, layers), Codec, "a codec, as kvrs.TurboQuant(bits=2)"
             )
             sides[name] = [codec.spec() for codec in codecs]
-        size = {"bytes": self.bytes} if isinstance(self.bytes, int) else self.bytes
-        return {"bytes": size, **sides, "window": self.window}
+        size = _kvrs.size_of("Joint.bytes", self.bytes)
+        return {"bytes": {"bytes": size}, **sides, "window": self.window}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Joint:
         """Return the setting that a plan stored."""
-        size = spec["bytes"]["bytes"] if isinstance(spec["bytes"], dict) else spec["bytes"]
         keys, values = (tuple(map(codec_of, spec[side])) for side in ("keys", "values"))
-        return cls(bytes=size, low_keys=keys, low_values=values, window=spec["window"])
-
-    def _check_bytes(self) -> None:
-        """Refuse what is no number of bytes; text is read as budgets are."""
-        wrong = f"Joint.bytes is {self.bytes!r}; allowed: a number of bytes above 0, or text like '64MiB'"
-        if isinstance(self.bytes, str):
-            try:
-                TOVA(self.bytes)
-            except PlanError:
-                raise PlanError(wrong) from None
-        elif isinstance(self.bytes, bool) or not isinstance(self.bytes, int) or self.bytes < 1:
-            raise PlanError(wrong)
+        return cls(bytes=spec["bytes"]["bytes"], low_keys=keys, low_values=values, window=spec["window"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvrs import _kvrs
@@ -184,9 +184,6 @@ class Plan:
             _offsets("value_offset", value_offset, layers),
             None if calibration is None else dict(calibration.arrays),
         )
-        if joint is not None:
-            # A size given as text reads as a number there.
-            self._settings = replace(self._settings, joint=json.loads(self.native.spec)["joint"])
 
     @classmethod
     def for_model(

@@ -4,6 +4,7 @@ use crate::dlpack::Tensor;
 use crate::errors::{raise, wrong_type};
 use dlpark::ffi::DLDataType;
 use half::{bf16, f16};
+use kvrs::budget::{Budget, bytes_of};
 use kvrs::{Array, Arrays, Dtype, Error, SeqId};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -208,42 +209,38 @@ pub(crate) fn arrays(what: &str, value: &Bound<'_, PyDict>) -> PyResult<Arrays> 
 
 /// A number of bytes: `None`, an int, or text like "2GiB", "512 MiB", "1.5GB".
 pub(crate) fn capacity(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    let Some(value) = value else { return Ok(None) };
     let allowed = "None, a number of bytes above 0, or text like 2GiB, 512MiB, 1.5GB";
-    let wrong = |got: String| raise(value.py(), &Error::argument("capacity", got, allowed));
-    if let Ok(text) = value.cast::<PyString>() {
-        let text = text.to_string();
-        return bytes_of(&text).map(Some).ok_or_else(|| wrong(format!("{text:?}")));
-    }
-    match value.extract::<i128>() {
-        Ok(_) if value.is_instance_of::<PyBool>() => Err(wrong_type("capacity", value, allowed)),
-        Ok(number) => match u64::try_from(number) {
-            Ok(bytes) if bytes > 0 => Ok(Some(bytes)),
-            _ => Err(wrong(number.to_string())),
-        },
-        Err(_) => Err(wrong_type("capacity", value, allowed)),
-    }
+    value.map(|value| size("capacity", value, allowed, bytes_of)).transpose()
 }
 
-fn bytes_of(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let number: f64 = text[..split].parse().ok()?;
-    let unit = match text[split..].trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        _ => return None,
+/// A number of bytes as budgets have it: an int, or text with a unit.
+pub(crate) fn size_of(what: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let read = |text: &str| match text.parse() {
+        Ok(Budget::Bytes(bytes)) => Some(bytes),
+        _ => None,
     };
-    let bytes = (number * unit).round();
-    // Up to 2^63 bytes, where f64 to u64 cannot saturate.
-    (1.0..9.2e18).contains(&bytes).then_some(bytes as u64)
+    size(what, value, "a number of bytes above 0, or text like 64MiB", read)
+}
+
+fn size(
+    what: &str,
+    value: &Bound<'_, PyAny>,
+    allowed: &str,
+    read: impl Fn(&str) -> Option<u64>,
+) -> PyResult<u64> {
+    let wrong = |got: String| raise(value.py(), &Error::argument(what, got, allowed));
+    if let Ok(text) = value.cast::<PyString>() {
+        let text = text.to_string();
+        return read(&text).ok_or_else(|| wrong(format!("{text:?}")));
+    }
+    match value.extract::<i128>() {
+        Ok(_) if value.is_instance_of::<PyBool>() => Err(wrong_type(what, value, allowed)),
+        Ok(number) => match u64::try_from(number) {
+            Ok(bytes) if bytes > 0 => Ok(bytes),
+            _ => Err(wrong(number.to_string())),
+        },
+        Err(_) => Err(wrong_type(what, value, allowed)),
+    }
 }
 
 /// Only "cpu" is served by this version.

@@ -29,6 +29,12 @@ fn get_num_threads() -> usize {
     kvrs::get_num_threads()
 }
 
+/// A number of bytes above 0, given as an int or as text with a unit; `what` names it in errors.
+#[pyfunction]
+fn size_of(what: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    args::size_of(what, value)
+}
+
 /// Returns the name of the instruction set that stores use.
 #[pyfunction]
 fn isa(py: Python<'_>) -> PyResult<&'static str> {
@@ -42,7 +48,7 @@ mod _kvrs {
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
-    use super::{get_num_threads, isa, set_num_threads};
+    use super::{get_num_threads, isa, set_num_threads, size_of};
     #[pymodule_export]
     use crate::alloc::{
         allocate_exact, allocate_greedy, allocate_waterfill, codebook, fit_rate, gaussian_distortion,

@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod faults;
+pub mod feeding;
 pub mod fuzz;
 pub mod hostile;
 pub mod naive;

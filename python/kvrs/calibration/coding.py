@@ -38,9 +38,9 @@ class SideCoder:
     mean : ndarray
         What is taken out, ``[kv_heads, d]``; of keys without rotation.
     transforms : sequence of Transform
-        One a head group.
+        One a head.
     pre_rope : bool
-        Heads together, and keys without rotation.
+        Keys without rotation.
     """
 
     layer: Layer
@@ -58,13 +58,8 @@ class SideCoder:
             x = turn.turn(x, back=True)
         elif turn is not None:
             constant = turn.turn(constant)
-        rows = (x - constant).transpose(0, 1).flatten(1)
-        size = rows.shape[1] // len(self.transforms)
-        parts = [
-            coded(rows[:, index * size : (index + 1) * size], transform)
-            for index, transform in enumerate(self.transforms)
-        ]
-        back = torch.cat(parts, dim=1).unflatten(1, (x.shape[0], -1)).transpose(0, 1) + constant
+        heads = zip(x - constant, self.transforms, strict=True)
+        back = torch.stack([coded(rows, transform) for rows, transform in heads]) + constant
         return turn.turn(back) if turn is not None and self.pre_rope else back
 
     def _turn(self, tokens: int) -> Phasors | None:

@@ -21,7 +21,7 @@ IMPLEMENTATION = "kvrs-calibration"
 
 @dataclass
 class Call:
-    """One layer's attention over a whole text, as the model asks for it.
+    """One layer's attention over a text, as the model asks for it.
 
     Attributes
     ----------
@@ -90,7 +90,8 @@ def attention_calls(model: Any, handler: Callable[[Call], torch.Tensor | None]) 
     Parameters
     ----------
     model : PreTrainedModel
-        On any device. Called with one row of tokens and without a cache.
+        On any device. Called with one row of tokens; with a cache, `k` and `v` of a call begin with its
+        content.
     handler : callable
         Given a `Call`; what it returns, ``[Hq, T, dv]``, takes the place of the model's own result; None: the
         model's own.

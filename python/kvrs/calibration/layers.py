@@ -1,4 +1,4 @@
-"""What calibration has to know of each layer of a model: heads, rotation, and how they are grouped."""
+"""What calibration has to know of each layer of a model: heads, channels and rotation."""
 
 from __future__ import annotations
 
@@ -38,10 +38,6 @@ class Layer:
     def dim(self, side: str) -> int:
         """Return the channels of one head's keys or values."""
         return self.key_dim if side == "keys" else self.value_dim
-
-    def groups(self) -> list[range]:
-        """Return the heads of each group: every head is transformed by itself."""
-        return [range(head, head + 1) for head in range(self.kv_heads)]
 
 
 def layers_of(shape: kvrs.ModelShape) -> list[Layer]:

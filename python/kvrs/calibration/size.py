@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvrs import _kvrs
 from kvrs.calibrated import AATC
 from kvrs.errors import PlanError
 
@@ -17,7 +18,6 @@ TOKENS = 8192
 STEPS = 10
 """Halvings of the range of bits: to 1/128 of a bit per element."""
 MOST_BITS = 8.0
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def fitted(plan_with: Callable[[float | None], kvrs.Plan], codecs: Sequence[Any]) -> kvrs.Plan:
@@ -36,15 +36,14 @@ def fitted(plan_with: Callable[[float | None], kvrs.Plan], codecs: Sequence[Any]
         If sizes differ, stand beside bits, or are below the least that the plan takes.
     """
     aatc = [codec for codec in codecs if isinstance(codec, AATC)]
-    sizes = {None if codec.bytes is None else bytes_of(codec.bytes) for codec in aatc}
+    sizes = {None if codec.bytes is None else _kvrs.size_of("AATC.bytes", codec.bytes) for codec in aatc}
     if sizes <= {None}:
         return plan_with(None)
     if len(sizes) > 1:
         shown = sorted({str(codec.bytes) for codec in aatc})
         raise PlanError(
             f"AATC.bytes is {', '.join(shown)}; allowed: one size for keys and values of all layers, that "
-            "of the "
-            f"whole sequence of {TOKENS} tokens"
+            f"of the whole sequence of {TOKENS} tokens"
         )
     (size,) = sizes
     assert size is not None
@@ -73,19 +72,3 @@ def _largest(plan_with: Callable[[float | None], kvrs.Plan], size: int) -> kvrs.
             f"AATC.bytes is {size} for a sequence of {TOKENS} tokens; allowed: about {least} or more"
         )
     return best
-
-
-def bytes_of(size: int | str) -> int:
-    """Return a number of bytes given as such or as text like ``"64MiB"``.
-
-    Raises
-    ------
-    kvrs.PlanError
-        If it cannot be read.
-    """
-    text = str(size).strip().lower()
-    unit = text.lstrip("0123456789.")
-    number = text[: len(text) - len(unit)]
-    if unit.strip() not in UNITS or not number or number.count(".") > 1:
-        raise PlanError(f"AATC.bytes is {size!r}; allowed: a number of bytes, or text like 64MiB")
-    return int(float(number) * UNITS[unit.strip()])

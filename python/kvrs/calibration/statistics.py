@@ -96,14 +96,13 @@ class Moments:
         self._sum("value_sum", kept[2].sum(1))
         for head, keys in enumerate(kept[1]):
             both = torch.cat([keys, features], dim=1)
-            self._sum(f"keys.{head}", both.T @ both)
+            self._sum(f"keys.{head}", _gram(both))
+            self._sum(f"values.{head}", _gram(kept[2][head]))
         self._sum("queries", self._by_head(kept[0]))
-        for index, heads in enumerate(self.layer.groups()):
-            self._sum(f"values.{index}", _gram(kept[2][heads.start : heads.stop]))
         if self.pre_rope:
             self._sum("turned_queries", self._by_head(self._phasors.turn(q, back=True)[:, SKIPPED:]))
-            for index, heads in enumerate(self.layer.groups()):
-                self._sum(f"turned_keys.{index}", _gram(kept[3][heads.start : heads.stop]))
+            for head, keys in enumerate(kept[3]):
+                self._sum(f"turned_keys.{head}", _gram(keys))
         if self.sampled:
             self._sample("key_sample", kept[3])
             self._sample("value_sample", kept[2])
@@ -160,9 +159,8 @@ class Moments:
     def _covariances(self, side: str, mean: torch.Tensor) -> list[Array]:
         name = "values" if side == "values" else "turned_keys"
         found = []
-        for index, heads in enumerate(self.layer.groups()):
-            centre = mean[heads.start : heads.stop].flatten()
-            found.append((self.sums[f"{name}.{index}"] / self.tokens - torch.outer(centre, centre)).numpy())
+        for head, centre in enumerate(mean):
+            found.append((self.sums[f"{name}.{head}"] / self.tokens - torch.outer(centre, centre)).numpy())
         return found
 
     def _check(self) -> None:
@@ -170,15 +168,13 @@ class Moments:
         if self.tokens < need:
             raise PlanError(
                 f"batches have {self.tokens} tokens behind the first {SKIPPED} of each text; allowed for "
-                "heads of "
-                f"{need // TOKENS_PER_CHANNEL} channels: {need} or more"
+                f"heads of {need // TOKENS_PER_CHANNEL} channels: {need} or more"
             )
         for name, total in self.sums.items():
             if not torch.isfinite(total).all():
                 raise PlanError(
                     f"calibration: {name} of layer {self.layer.index} is not finite; allowed: a model and "
-                    "texts "
-                    "that give finite queries, keys and values"
+                    "texts that give finite queries, keys and values"
                 )
 
 
@@ -253,7 +249,6 @@ def rows_of(batches: Any) -> list[torch.Tensor]:
     return rows
 
 
-def _gram(heads: torch.Tensor) -> torch.Tensor:
-    """Return the second moment of several heads together, ``[heads * d, heads * d]``."""
-    rows = heads.transpose(0, 1).flatten(1)
+def _gram(rows: torch.Tensor) -> torch.Tensor:
+    """Return the second moment of vectors ``[tokens, d]``, summed."""
     return rows.T @ rows

@@ -156,7 +156,7 @@ def side_channels(
     attention: bool,
     floor: float = EIGENVALUE_FLOOR,
 ) -> list[Channels]:
-    """Return the channels of each head group of one layer's keys or values.
+    """Return the channels of each head of one layer's keys or values.
 
     Parameters
     ----------
@@ -176,15 +176,15 @@ def side_channels(
         As for `channels_of`.
     """
     found = []
-    for index, heads in enumerate(layer.groups()):
-        if side == "keys":
-            covariance = statistics.turned_keys[index] if pre_rope else statistics.keys[index]
-            reading = statistics.turned_queries if pre_rope else statistics.queries
-        else:
-            covariance, reading = statistics.values[index], outputs
-        importance = reading[heads.start] if attention else None
-        what = f"{side} of layer {layer.index}, heads {heads.start}..{heads.stop - 1}"
-        found.append(channels_of(covariance, importance, what, floor=floor))
+    if side == "keys":
+        covariances = statistics.turned_keys if pre_rope else statistics.keys
+        reading = statistics.turned_queries if pre_rope else statistics.queries
+    else:
+        covariances, reading = statistics.values, outputs
+    for head in range(layer.kv_heads):
+        importance = reading[head] if attention else None
+        what = f"{side} of layer {layer.index}, head {head}"
+        found.append(channels_of(covariances[head], importance, what, floor=floor))
     return found
 
 

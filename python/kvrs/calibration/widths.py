@@ -96,8 +96,7 @@ def ranks(sides: Sequence[Side], channels: Mapping[SideKey, list[Channels]]) -> 
     if runs and total < len(counts):
         raise PlanError(
             f"PALU.rank is {sides[0].codec.rank}; allowed: {len(counts) / len(runs):.4g} or more, 16 "
-            "channels of "
-            "each head group"
+            "channels of each head group"
         )
     for side, group, _, _ in sorted((x for x in runs if x[2] > 0), key=lambda x: -x[3])[
         : total - len(counts)

@@ -6,24 +6,19 @@ pass of the model. What later tokens really look at follows from the same querie
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
+from kvrs.calibration.hooks import Call, attention_calls
 from kvrs.eval.forward import exact_cache, feed, no_progress
-from kvrs.hf.compat import text_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvrs.hf import KVCache
 
-IMPLEMENTATION = "kvrs-capture"
 CHUNK = 256
 
 
@@ -52,16 +47,6 @@ class Captured:
     next_id: int
 
 
-@dataclass
-class _Calls:
-    """The calls of a running capture, by layer."""
-
-    parts: dict[int, list[LayerTokens]] = field(default_factory=dict)
-
-
-_RUNNING: list[_Calls] = []
-
-
 def capture(model: Any, ids: Sequence[int], advance: Callable[[int], None] = no_progress) -> Captured:
     """Read a text and return what each layer's attention was called with.
 
@@ -74,9 +59,17 @@ def capture(model: Any, ids: Sequence[int], advance: Callable[[int], None] = no_
     advance : callable
         Told the number of tokens done after each call of the model.
     """
-    with _capturing(model) as calls, exact_cache(model) as cache:
+    parts: dict[int, list[LayerTokens]] = {}
+
+    def keep(call: Call) -> None:
+        """Keep the new tokens of a call; those before them stand in the cache."""
+        k, v = (x[:, -call.q.shape[1] :] for x in (call.k, call.v))
+        tokens = LayerTokens(call.q, k, v, call.scale, call.softcap, call.sink_logits)
+        parts.setdefault(call.layer, []).append(tokens)
+
+    with attention_calls(model, keep), exact_cache(model) as cache:
         *_, last = feed(model, cache, ids, chunk=CHUNK, advance=advance)
-    layers = [_joined(calls.parts[layer]) for layer in sorted(calls.parts)]
+    layers = [_joined(parts[layer]) for layer in sorted(parts)]
     return Captured(layers, int(last[-1].argmax()))
 
 
@@ -117,47 +110,6 @@ def attention(layer: LayerTokens, prompt: int) -> torch.Tensor:
     return logits.softmax(dim=3)[..., :prompt].mean(dim=1)
 
 
-@contextmanager
-def _capturing(model: Any) -> Iterator[_Calls]:
-    config = text_config(model)
-    before, calls = config._attn_implementation, _Calls()
-    config._attn_implementation_internal = IMPLEMENTATION
-    _RUNNING.append(calls)
-    try:
-        yield calls
-    finally:
-        _RUNNING.remove(calls)
-        config._attn_implementation_internal = before
-
-
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> Any:
-    new, scale = query.shape[2], kwargs.get("scaling")
-    sinks = kwargs.get("s_aux")
-    part = LayerTokens(
-        query[0].float(),
-        key[0, :, -new:].float(),
-        value[0, :, -new:].float(),
-        query.shape[3] ** -0.5 if scale is None else float(scale),
-        kwargs.get("softcap"),
-        None if sinks is None else sinks.detach().float(),
-    )
-    _RUNNING[-1].parts.setdefault(module.layer_idx, []).append(part)
-    # The attention that the model's own file writes out: it knows soft caps and sinks.
-    plain = sys.modules[type(module).__module__].eager_attention_forward
-    return plain(module, query, key, value, attention_mask, **kwargs)
-
-
 def _joined(parts: list[LayerTokens]) -> LayerTokens:
     q, k, v = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("q", "k", "v"))
     return LayerTokens(q, k, v, parts[0].scale, parts[0].softcap, parts[0].sink_logits)
-
-
-AttentionInterface.register(IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(IMPLEMENTATION, ALL_MASK_ATTENTION_FUNCTIONS["eager"])

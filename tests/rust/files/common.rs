@@ -1,11 +1,10 @@
 //! Plans and stores of these tests.
 
 use kvrs::{
-    CodecSpec, Compress, Cpu, Dtype, KvStore, LayerShape, ModelShape, Plan, PlanSpec, PolicySpec, Queries,
-    Rope, SeqId, Tokens,
+    CodecSpec, Compress, Cpu, KvStore, LayerShape, ModelShape, Plan, PlanSpec, PolicySpec, Rope, SeqId,
 };
+pub(crate) use kvrs_testkit::feeding::{contents, feed};
 use kvrs_testkit::pair::threads;
-use kvrs_testkit::{Noise, Tensor};
 use serde_json::{Value, json};
 use std::io::Cursor;
 
@@ -55,22 +54,6 @@ pub(crate) fn store_on(plan: &Plan, n: usize) -> KvStore<Cpu> {
     KvStore::new(plan.clone(), threads(n), None).unwrap()
 }
 
-/// Feeds `tokens` tokens, the same for the same seed, to every layer; the outputs as bits.
-pub(crate) fn feed(store: &KvStore<Cpu>, id: SeqId, tokens: usize, seed: u64) -> kvrs::Result<Vec<u32>> {
-    let (mut noise, mut bits) = (Noise::new(seed), Vec::new());
-    for (layer, shape) in store.plan().spec().shape.layers.iter().enumerate() {
-        let mut random = |heads, dim| Tensor::normal(Dtype::F16, [1, heads, tokens, dim], &mut noise);
-        let (q, k) = (random(shape.query_heads, shape.key_dim), random(shape.kv_heads, shape.key_dim));
-        let v = random(shape.kv_heads, shape.value_dim);
-        let mut out = Tensor::zeros(Dtype::F32, [1, shape.query_heads, tokens, shape.value_dim]);
-        let new = Tokens::new(k.view(), v.view());
-        store.extend(layer, &[id], &Queries::new(q.view()), &new, &mut out.view_mut(), None)?;
-        let rows = (0..shape.query_heads).flat_map(|head| (0..tokens).map(move |t| [0, head, t]));
-        bits.extend(rows.flat_map(|at| out.row(at)).map(f32::to_bits));
-    }
-    Ok(bits)
-}
-
 /// A sequence of `tokens` tokens.
 pub(crate) fn fed(store: &KvStore<Cpu>, tokens: usize, seed: u64) -> SeqId {
     let id = store.create(1).unwrap()[0];
@@ -88,16 +71,4 @@ pub(crate) fn saved(store: &KvStore<Cpu>, id: SeqId, compress: Compress) -> Vec<
 
 pub(crate) fn loaded(store: &KvStore<Cpu>, bytes: &[u8]) -> kvrs::Result<SeqId> {
     store.load_from("a file", Cursor::new(bytes))
-}
-
-/// Everything that a sequence holds: positions and the bits of keys and values of each layer and head.
-pub(crate) fn contents(store: &KvStore<Cpu>, id: SeqId) -> Vec<(Vec<i64>, Vec<u32>)> {
-    let layers = store.plan().spec().shape.layers.iter().enumerate();
-    let places = layers.flat_map(|(layer, shape)| (0..shape.kv_heads).map(move |head| (layer, head)));
-    places
-        .map(|(layer, head)| {
-            let held = store.decode(layer, id, head).unwrap();
-            (held.positions, held.keys.iter().chain(&held.values).map(|x| x.to_bits()).collect())
-        })
-        .collect()
 }

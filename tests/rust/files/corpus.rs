@@ -2,7 +2,7 @@
 
 use crate::common::saved;
 use kvrs::Compress;
-use kvrs_testkit::{Noise, fuzz, hostile};
+use kvrs_testkit::{Noise, feeding, fuzz, hostile};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn sound(target: &str) -> Vec<Vec<u8>> {
                     let store = fuzz::store();
                     let id = store.create(1).unwrap()[0];
                     if tokens > 0 {
-                        fuzz::feed(&store, id, tokens, 7).unwrap();
+                        feeding::feed(&store, id, tokens, 7).unwrap();
                     }
                     saved(&store, id, compress)
                 })

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use kvrs::{Compress, Error};
-use kvrs_testkit::{Noise, fuzz, hostile};
+use kvrs_testkit::{Noise, feeding, fuzz, hostile};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Cursor;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ fn peak_of_load(file: &[u8]) -> (usize, kvrs::Result<()>) {
 fn no_file_makes_a_load_allocate_more_than_twice_its_size_and_16_mib() {
     let store = fuzz::store();
     let id = store.create(1).unwrap()[0];
-    fuzz::feed(&store, id, 2000, 7).unwrap();
+    feeding::feed(&store, id, 2000, 7).unwrap();
     for compress in [Compress::None, Compress::Deflate] {
         let mut file = Vec::new();
         store.save_to("memory", &mut file, id, compress).unwrap();

@@ -1,9 +1,8 @@
 //! Plans and inputs of these tests.
 
-use kvrs::{
-    CodecSpec, Cpu, Dtype, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId, Tokens,
-};
-use kvrs_testkit::{Noise, Tensor};
+use kvrs::{CodecSpec, Cpu, Dtype, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId};
+pub(crate) use kvrs_testkit::feeding::contents;
+use kvrs_testkit::{Noise, Tensor, feeding};
 
 /// Full attention, a sliding window that is encoded, and one that stays raw.
 pub(crate) fn shape() -> ModelShape {
@@ -26,30 +25,9 @@ pub(crate) fn store(plan: &Plan, capacity: Option<u64>) -> KvStore<Cpu> {
     KvStore::new(plan.clone(), Cpu::shared(), capacity).unwrap()
 }
 
-/// Feeds `tokens` random tokens, the same for the same seed, to every layer of one sequence.
+/// As [`feeding::feed`], without the outputs.
 pub(crate) fn feed(store: &KvStore<Cpu>, id: SeqId, tokens: usize, seed: u64) -> kvrs::Result<()> {
-    let mut noise = Noise::new(seed);
-    for (layer, shape) in store.plan().spec().shape.layers.iter().enumerate() {
-        let mut random = |heads, dim| Tensor::normal(Dtype::F16, [1, heads, tokens, dim], &mut noise);
-        let (q, k) = (random(shape.query_heads, shape.key_dim), random(shape.kv_heads, shape.key_dim));
-        let v = random(shape.kv_heads, shape.value_dim);
-        let mut out = Tensor::zeros(Dtype::F32, [1, shape.query_heads, tokens, shape.value_dim]);
-        let tokens = Tokens::new(k.view(), v.view());
-        store.extend(layer, &[id], &Queries::new(q.view()), &tokens, &mut out.view_mut(), None)?;
-    }
-    Ok(())
-}
-
-/// Everything that a sequence holds: positions and the bits of keys and values of each layer and head.
-pub(crate) fn contents(store: &KvStore<Cpu>, id: SeqId) -> Vec<(Vec<i64>, Vec<u32>)> {
-    let layers = store.plan().spec().shape.layers.iter().enumerate();
-    let places = layers.flat_map(|(layer, shape)| (0..shape.kv_heads).map(move |head| (layer, head)));
-    places
-        .map(|(layer, head)| {
-            let held = store.decode(layer, id, head).unwrap();
-            (held.positions, held.keys.iter().chain(&held.values).map(|x| x.to_bits()).collect())
-        })
-        .collect()
+    feeding::feed(store, id, tokens, seed).map(drop)
 }
 
 /// Attention of one query on every layer, as bits.

@@ -5,10 +5,10 @@
 //! tokens are stored as 16-bit differences to what their codes stand for. The first tokens stay 16-bit as the plan's
 //! sinks. Where we differ: outliers are counted per tile, not by thresholds of each channel.
 
-use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, dot_side};
+use super::parts::Parts;
+use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext};
 use crate::calibrated::Array;
-use crate::codec::SideCodec;
-use crate::desc::{Arith, Elem, Inner, NONE, Path, RunDesc, Side, TILE, tile_ops};
+use crate::desc::{Arith, Elem, Inner, NONE, RunDesc, Side, TILE, tile_ops};
 use crate::nonuniform::NonuniformEncoder;
 use crate::transform::Transform;
 use kvrs_core::Result;
@@ -51,30 +51,21 @@ fn build(settings: &Settings<'_>, context: &SideContext<'_>, cache: &mut Constan
         step: 1.0,
         zero: 0.0,
     };
-    let mut desc = dot_side(d, vec![run], 0, 0);
-    desc.sparse_per_tile = (outliers * (TILE * d) as f64).round() as u32;
-    let (transform, centre, rope) = if context.side == Side::Key {
-        let (centre, rope) = cache.turned_centre(context)?;
-        (desc.path, desc.vec_len) = (Path::Tile, desc.d);
-        desc.tile_ops = tile_ops::MATRIX
-            | if desc.sparse_per_tile > 0 { tile_ops::SPARSE } else { 0 }
-            | if rope.is_some() { tile_ops::ROPE } else { 0 };
-        (by_channel(&scale(settings, context, cache)?), centre, rope)
-    } else {
-        (desc.inner, desc.block) = (Inner::TokenBlock, desc.n);
-        (Transform::Identity { d }, cache.centre(context)?, None)
-    };
     let encoder = Arc::new(NonuniformEncoder::new(&levels.values));
-    let codec = SideCodec {
-        transform,
-        lut8: [].into(),
-        lut32: levels.values,
-        offset: centre.offset,
-        mean: centre.mean,
-        rope,
-        encoder: Some(encoder),
-    };
-    Ok(SideBuild { desc, codec, group: 16 })
+    let keys = context.side == Side::Key;
+    let transform =
+        if keys { by_channel(&scale(settings, context, cache)?) } else { Transform::Identity { d } };
+    let parts = Parts { runs: vec![run], scales: 0, lut8: Vec::new(), transform, encoder };
+    let mut side = if keys { parts.build_unturned(context, cache)? } else { parts.build(context, cache)? };
+    let desc = &mut side.desc;
+    desc.sparse_per_tile = (outliers * (TILE * d) as f64).round() as u32;
+    if !keys {
+        (desc.inner, desc.block) = (Inner::TokenBlock, desc.n);
+    } else if desc.sparse_per_tile > 0 {
+        desc.tile_ops |= tile_ops::SPARSE;
+    }
+    side.codec.lut32 = levels.values;
+    Ok(side)
 }
 
 fn codebook(

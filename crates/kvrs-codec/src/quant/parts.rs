@@ -1,14 +1,17 @@
-//! What most quantisers share: a side on the Dot path, without its key offset or value mean.
+//! What most quantisers share: a side without its key offset or value mean, and runs of codebooks.
 
+use super::constants::Centre;
 use super::{ConstantCache, SideBuild, SideContext, dot_side};
+use crate::codebook::Book;
 use crate::codec::SideCodec;
-use crate::desc::{Arith, Elem, NONE, RunDesc};
+use crate::desc::{Arith, Elem, NONE, Path, RunDesc, tile_ops};
 use crate::encode::Encode;
+use crate::phasor::Phasors;
 use crate::transform::Transform;
 use kvrs_core::Result;
 use std::sync::Arc;
 
-/// A side on the Dot path, whose groups are 16 tokens.
+/// A side whose groups are 16 tokens.
 pub(super) struct Parts {
     /// Runs that lie one after the other.
     pub(super) runs: Vec<RunDesc>,
@@ -36,6 +39,30 @@ impl Parts {
     /// Adds the key offset or the value mean.
     pub(super) fn build(self, context: &SideContext<'_>, cache: &mut ConstantCache) -> Result<SideBuild> {
         let centre = cache.centre(context)?;
+        Ok(self.around(context, cache, centre, None))
+    }
+
+    /// For keys without their rotary embedding: tiles are rebuilt, and get their mean and the embedding back.
+    pub(super) fn build_unturned(
+        self,
+        context: &SideContext<'_>,
+        cache: &mut ConstantCache,
+    ) -> Result<SideBuild> {
+        let (centre, rope) = cache.turned_centre(context)?;
+        let mut side = self.around(context, cache, centre, rope);
+        let turns = if side.codec.rope.is_some() { tile_ops::ROPE } else { 0 };
+        let desc = &mut side.desc;
+        (desc.path, desc.vec_len, desc.tile_ops) = (Path::Tile, desc.d, tile_ops::MATRIX | turns);
+        Ok(side)
+    }
+
+    fn around(
+        self,
+        context: &SideContext<'_>,
+        cache: &mut ConstantCache,
+        centre: Centre,
+        rope: Option<Arc<Phasors>>,
+    ) -> SideBuild {
         let desc = dot_side(context.d, self.runs, self.scales, centre.base_pairs());
         let codec = SideCodec {
             transform: self.transform,
@@ -43,11 +70,37 @@ impl Parts {
             lut32: [].into(),
             offset: centre.offset,
             mean: centre.mean,
-            rope: None,
+            rope,
             encoder: Some(self.encoder),
         };
-        Ok(SideBuild { desc, codec, group: 16 })
+        SideBuild { desc, codec, group: 16 }
     }
+}
+
+/// Runs of books and their channels, one after the other, with the scale of the token; and their levels.
+pub(super) fn runs(parts: &[(&Book, usize)]) -> (Vec<RunDesc>, Vec<i8>) {
+    let (mut lut8, mut vec_at, mut at) = (Vec::new(), 0, 0);
+    let runs = parts.iter().map(|&(book, channels)| {
+        let (width, channels) = (book.width, channels as u32);
+        let table = !book.levels.is_empty();
+        let run = RunDesc {
+            width,
+            elem: if table { Elem::Lut8 } else { Elem::Int },
+            arith: if width <= 5 { Arith::I8 } else { Arith::I8x2 },
+            scale: 0,
+            channels,
+            vec_at,
+            at,
+            lut_at: if table { lut8.len() as u32 } else { NONE },
+            step: book.step,
+            zero: book.zero(),
+        };
+        lut8.extend_from_slice(book.levels);
+        vec_at += channels;
+        at += 2 * channels * width;
+        run
+    });
+    (runs.collect(), lut8)
 }
 
 /// A run of integers at the start of a tile, without scale.

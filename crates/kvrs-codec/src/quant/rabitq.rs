@@ -5,7 +5,7 @@
 //! that is searched per vector (4 bits: mean cosine .9944 instead of .9950), the centre is the plan's key offset or value
 //! mean, and values take the scale that keeps lengths, which errs less where nothing must be unbiased.
 
-use super::parts::Parts;
+use super::parts::{self, Parts};
 use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, turboquant};
 use crate::codebook::Book;
 use crate::desc::Side;
@@ -52,7 +52,7 @@ fn build(settings: &Settings<'_>, context: &SideContext<'_>, cache: &mut Constan
     }
     let rule = if context.side == Side::Key { ScaleRule::Unbiased } else { ScaleRule::Norm };
     let book = Book::even(width);
-    let (runs, lut8) = turboquant::runs(&[(book, context.d.next_multiple_of(16))]);
+    let (runs, lut8) = parts::runs(&[(book, context.d.next_multiple_of(16))]);
     let scaled = ScaledEncoder { rule, books: vec![*book] };
     let encoder: Arc<dyn Encode> = if bounded { Arc::new(BoundEncoder(scaled)) } else { Arc::new(scaled) };
     let transform = turboquant::rotation(context, false, cache);

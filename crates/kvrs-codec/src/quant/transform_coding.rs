@@ -5,10 +5,10 @@
 //! Behind the rotary embedding the synthesis folds into the query (Dot path); before it, tiles of 16 tokens
 //! are rebuilt and turned (Tile path).
 
-use super::{ConstantCache, Settings, SideBuild, SideContext, dot_side};
+use super::parts::{self, Parts};
+use super::{ConstantCache, Settings, SideBuild, SideContext};
 use crate::codebook::Book;
-use crate::codec::SideCodec;
-use crate::desc::{Arith, Elem, MAX_CHANNELS, NONE, Path, RunDesc, Side, TILE, tile_ops};
+use crate::desc::{MAX_CHANNELS, Side, TILE};
 use crate::encode::ScaledEncoder;
 use crate::scale::ScaleRule;
 use crate::transform::Transform;
@@ -32,26 +32,17 @@ pub(super) fn build(
 ) -> Result<SideBuild> {
     let transform = transform(settings, context, cache)?;
     let widths = widths(settings, context, cache, transform.n())?;
-    let (runs, lut8) = runs(&widths);
-    let turned = place == Place::PreRope && context.side == Side::Key;
-    let (centre, rope) = if turned { cache.turned_centre(context)? } else { (cache.centre(context)?, None) };
-    let mut desc = dot_side(context.d, runs, 1, centre.base_pairs());
-    if turned {
-        (desc.path, desc.vec_len) = (Path::Tile, desc.d);
-        desc.tile_ops = tile_ops::MATRIX | if rope.is_some() { tile_ops::ROPE } else { 0 };
-    }
-    let books = desc.runs.iter().map(|run| *Book::gaussian(run.width)).collect();
+    let books: Vec<_> =
+        widths.chunk_by(|a, b| a == b).map(|run| (Book::gaussian(run[0]), 16 * run.len())).collect();
+    let (runs, lut8) = parts::runs(&books);
+    let books = books.into_iter().map(|(book, _)| *book).collect();
     let encoder = Arc::new(ScaledEncoder { rule: ScaleRule::Rms, books });
-    let codec = SideCodec {
-        transform,
-        lut8: cache.levels(lut8),
-        lut32: [].into(),
-        offset: centre.offset,
-        mean: centre.mean,
-        rope,
-        encoder: Some(encoder),
-    };
-    Ok(SideBuild { desc, codec, group: 16 })
+    let parts = Parts { runs, scales: 1, lut8, transform, encoder };
+    if place == Place::PreRope && context.side == Side::Key {
+        parts.build_unturned(context, cache)
+    } else {
+        parts.build(context, cache)
+    }
 }
 
 fn transform(
@@ -92,42 +83,4 @@ fn widths(
         return Err(context.array_error("widths", values, "whole numbers in 1..=8, not rising"));
     }
     Ok(values.iter().map(|x| *x as u32).collect())
-}
-
-/// Neighbouring blocks of one width form a run.
-fn runs(widths: &[u32]) -> (Vec<RunDesc>, Vec<i8>) {
-    let (mut lut8, mut vec_at, mut at) = (Vec::new(), 0, 0);
-    let runs = widths.chunk_by(|a, b| a == b).map(|blocks| {
-        let (width, channels) = (blocks[0], 16 * blocks.len() as u32);
-        let run = gaussian_run(width, channels, (vec_at, at), &mut lut8);
-        vec_at += channels;
-        at += 2 * channels * width;
-        run
-    });
-    (runs.collect(), lut8)
-}
-
-/// A run with the gaussian book of its width and the token's scale; its levels go to the end of `lut8`.
-pub(super) fn gaussian_run(
-    width: u32,
-    channels: u32,
-    (vec_at, at): (u32, u32),
-    lut8: &mut Vec<i8>,
-) -> RunDesc {
-    let book = Book::gaussian(width);
-    let table = !book.levels.is_empty();
-    let lut_at = if table { lut8.len() as u32 } else { NONE };
-    lut8.extend_from_slice(book.levels);
-    RunDesc {
-        width,
-        elem: if table { Elem::Lut8 } else { Elem::Int },
-        arith: if width <= 5 { Arith::I8 } else { Arith::I8x2 },
-        scale: 0,
-        channels,
-        vec_at,
-        at,
-        lut_at,
-        step: book.step,
-        zero: book.zero(),
-    }
 }

@@ -8,10 +8,10 @@
 //! The sketch of `prod` acts on rotated channels `P x`: it is one more run of 1-bit codes, whose slice of the prepared
 //! query is `S P q` and whose scale is the length of what it sketches. One bit alone is a sketch of the vector.
 
-use super::parts::Parts;
+use super::parts::{Parts, runs};
 use super::{ConstantCache, Entry, Parameter, Settings, SideBuild, SideContext, sketch};
 use crate::codebook::Book;
-use crate::desc::{Arith, Elem, MAX_CHANNELS, NONE, RunDesc, Side};
+use crate::desc::{MAX_CHANNELS, RunDesc, Side};
 use crate::encode::{ScaledEncoder, SketchEncoder};
 use crate::rng;
 use crate::scale::ScaleRule;
@@ -175,32 +175,6 @@ fn packable(d: usize) -> String {
     let fractions: Vec<&str> =
         fractions.iter().map(|f| f.trim_start_matches('0').trim_end_matches('0')).collect();
     format!("an integer in 1..=8, or in 1..=7 plus the nearest of {}", fractions.join(", "))
-}
-
-/// The runs, one after the other, and their levels.
-pub(super) fn runs(parts: &[(&Book, usize)]) -> (Vec<RunDesc>, Vec<i8>) {
-    let (mut lut8, mut vec_at, mut at) = (Vec::new(), 0, 0);
-    let runs = parts.iter().map(|&(book, channels)| {
-        let (width, channels) = (book.width, channels as u32);
-        let table = !book.levels.is_empty();
-        let run = RunDesc {
-            width,
-            elem: if table { Elem::Lut8 } else { Elem::Int },
-            arith: if width <= 5 { Arith::I8 } else { Arith::I8x2 },
-            scale: 0,
-            channels,
-            vec_at,
-            at,
-            lut_at: if table { lut8.len() as u32 } else { NONE },
-            step: book.step,
-            zero: book.zero(),
-        };
-        lut8.extend_from_slice(book.levels);
-        vec_at += channels;
-        at += 2 * channels * width;
-        run
-    });
-    (runs.collect(), lut8)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub use ada::{AdaKv, ada};
 pub use apportion::apportion;
 pub use entropy::{Entropy, entropy, entropy_of};
 pub use pyramid::{PyramidKv, pyramid};
-pub use size::Budget;
+pub use size::{Budget, bytes_of};
 
 pub(crate) use ada::ENTRY as ADAKV;
 pub(crate) use entropy::ENTRY as ENTROPY;

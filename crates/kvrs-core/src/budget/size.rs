@@ -106,27 +106,31 @@ impl FromStr for Budget {
     /// Reads bytes with a unit ("512MiB", "1.5 GB", "4096B").
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || Error::argument("budget", format!("{text:?}"), ALLOWED);
-        let text = text.trim();
-        let split = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(wrong)?;
-        let number: f64 = text[..split].trim().parse().map_err(|_| wrong())?;
-        let bytes = (number * unit(&text[split..]).ok_or_else(wrong)?).round();
-        if !(1.0..9.2e18).contains(&bytes) {
-            return Err(wrong());
-        }
-        Ok(Self::Bytes(bytes as u64))
+        let unit = text.contains(|c: char| c.is_ascii_alphabetic());
+        bytes_of(text).filter(|_| unit).map(Self::Bytes).ok_or_else(wrong)
     }
 }
 
+/// Bytes above 0 as text: digits, with or without a unit ("4096", "512 MiB", "1.5GB").
+#[must_use]
+pub fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let number: f64 = text[..split].parse().ok()?;
+    let bytes = (number * unit(text[split..].trim())?).round();
+    // Up to 2^63 bytes, where f64 to u64 cannot saturate.
+    (1.0..9.2e18).contains(&bytes).then_some(bytes as u64)
+}
+
 fn unit(name: &str) -> Option<f64> {
-    let units = ["b", "k", "m", "g", "t"];
     let name = name.to_ascii_lowercase();
     let (base, prefix) = match (name.strip_suffix("ib"), name.strip_suffix('b')) {
         (Some(prefix), _) if !prefix.is_empty() => (1024.0f64, prefix),
-        (_, Some("")) => (1000.0, "b"),
         (_, Some(prefix)) => (1000.0, prefix),
+        (_, None) if name.is_empty() => (1000.0, ""),
         _ => return None,
     };
-    let power = units.iter().position(|&u| u == prefix)?;
+    let power = ["", "k", "m", "g", "t"].iter().position(|&u| u == prefix)?;
     Some(base.powi(power as i32))
 }
 
