@@ -89,6 +89,7 @@ def steps(kept: int, seconds: float) -> list[dict[str, Any]]:
             rows.append(
                 {"codec": codec_name, "policy": name, "attend_ms": attend.median, "step_ms": step.median}
                 | {"mean_step_ms": statistics.fmean(step.ms), "to_attend": step.median / attend.median}
+                | {"mean_to_attend": statistics.fmean(step.ms) / statistics.fmean(attend.ms)}
                 | {"to_plain": step.median / plain}
             )
     return rows
@@ -150,13 +151,12 @@ def step_table(record: dict[str, Any]) -> Table:
     table = Table(title=f"one decode step, {record['kept']} tokens kept, {threads}: medians")
     for heading in ("codec", "policy"):
         table.add_column(heading)
-    for heading in ("attend, us", "step, us", "mean step, us", "to attend", "to a plain step"):
+    for heading in ("attend, us", "step, us", "mean step, us", "to attend", "means", "to a plain step"):
         table.add_column(heading, justify="right")
     for row in record["steps"]:
         figures = [f"{1e3 * row[field]:.0f}" for field in ("attend_ms", "step_ms", "mean_step_ms")]
-        table.add_row(
-            row["codec"], row["policy"], *figures, f"{row['to_attend']:.2f}", f"{row['to_plain']:.2f}"
-        )
+        ratios = [f"{row[field]:.2f}" for field in ("to_attend", "mean_to_attend", "to_plain")]
+        table.add_row(row["codec"], row["policy"], *figures, *ratios)
     return table
 
 

@@ -154,13 +154,12 @@ impl Store {
 
     /// Calls `with` on every key and value of a head.
     pub(crate) fn each_decoded(&self, head: usize, mut with: impl FnMut(&[f32], &[f32])) {
-        let (mut k, mut v) = (vec![0.0; self.d()], vec![0.0; self.d()]);
+        let [mut k, mut v] = [Vec::new(), Vec::new()];
         for entry in self.tables[head].entries() {
             let codec = &self.layer.classes[head][entry.class()];
-            for (slot, _) in entry.live_slots() {
-                self.cpu.decode_slot(codec, entry, 0, slot, 0, (&mut k, &mut v));
-                with(&k, &v);
-            }
+            self.cpu.decode_live(codec, entry, 0, (Side::Key, 0), &mut k);
+            self.cpu.decode_live(codec, entry, 0, (Side::Value, 0), &mut v);
+            k.chunks_exact(self.d()).zip(v.chunks_exact(self.d())).for_each(|(k, v)| with(k, v));
         }
     }
 }

@@ -51,6 +51,7 @@ from kvrs.stats import HeadSelection, LayerReport, LayerStats, Memory, PolicySta
 from kvrs.top_k import TopK
 
 if TYPE_CHECKING:
+    from kvrs import cuda as cuda
     from kvrs import hf as hf
     from kvrs.calibration import calibrate as calibrate
 
@@ -118,8 +119,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `kvrs.hf` and `kvrs.calibrate` on first use: they need torch and transformers."""
-    if name in ("hf", "calibration"):
+    """Import modules on first use: `kvrs.hf` and `kvrs.calibrate` need torch and transformers."""
+    if name in ("cuda", "hf", "calibration"):
         return importlib.import_module(f"kvrs.{name}")
     if name == "calibrate":
         return importlib.import_module("kvrs.calibration").calibrate

@@ -23,6 +23,7 @@ __all__ = [
     "check_shape",
     "codebook",
     "codecs",
+    "cuda_status",
     "fit_rate",
     "gaussian_distortion",
     "get_num_threads",
@@ -138,6 +139,9 @@ def codebook(bits: int) -> list[float]:
 
 def codecs() -> list[str]:
     """Return the names of the codecs of this version."""
+
+def cuda_status() -> str:
+    """Return what `kvrs.cuda.status` says, as JSON."""
 
 def policies() -> list[str]:
     """Return the names of the policies of this version."""
@@ -309,21 +313,22 @@ class KVStore:
 
     Shapes: ``B`` rows (sequences in the call), ``T`` new tokens, ``Tq`` queries, ``Hq`` and ``Hkv`` query and
     key-value heads, ``D`` and ``Dv`` channels of a key and a value. Tensors are any DLPack object of type
-    float32, float16 or bfloat16 in host memory, of any strides; they are read without a copy.
+    float32, float16 or bfloat16, of any strides, where the store is: in host memory or on its device. They
+    are read without a copy. Masks, positions, ids and sink logits are in host memory always.
 
     Parameters
     ----------
     plan : Plan
         What to keep, and how.
-    device : str
-        ``"cpu"``.
+    device : str or torch.device
+        ``"cpu"``, ``"cuda:1"``, or ``"cuda"`` for the first device; `kvrs.cuda.status` says what is there.
     capacity : int, str or None
         Hard limit in bytes, or text like ``"2GiB"``; None: grows as needed.
 
     Raises
     ------
     DeviceError
-        If the device is not served.
+        If the device is not served; it says what is missing.
     ArgumentError
         If the capacity is not a number of bytes.
 
@@ -355,7 +360,7 @@ class KVStore:
         """The plan that the store was made with."""
     @property
     def device(self) -> str:
-        """Where the store lies: ``"cpu"``."""
+        """Where the store lies: ``"cpu"`` or ``"cuda:N"``."""
     def new(self, n: int = 1, from_: Snapshot | None = None) -> list[int]:
         """Make `n` sequences, empty or with the tokens of a snapshot.
 
@@ -811,6 +816,43 @@ class KVStore:
             If the file cannot be read, is cut, damaged, of another plan, type or version.
         CapacityError
             If its pages do not fit.
+        """
+    def to_host(self, seqs: _Seqs) -> None:
+        """Move sequences into host memory; their pages go back to the store at once.
+
+        Ids and lengths stay; whatever needs the pages raises until `to_device`. `save` (without compression),
+        `free` and `reset` work meanwhile. Parked sequences stay as they are. On a GPU this frees device
+        memory; on the CPU it makes room under the capacity, and takes ``stats().bytes_parked`` of plain
+        memory.
+
+        Parameters
+        ----------
+        seqs : int or list of int
+            Sequences, between two steps and outside of a prompt.
+
+        Raises
+        ------
+        SequenceError
+            If an id is unknown or doubled, a prompt is open, or layers differ in length; none has moved then.
+        CapacityError
+            If the system refuses the host memory; none has moved then.
+        """
+    def to_device(self, seqs: _Seqs) -> None:
+        """Bring sequences back from host memory: they go on bit for bit as if they had never left.
+
+        Those that are not parked stay as they are.
+
+        Parameters
+        ----------
+        seqs : int or list of int
+            Sequences.
+
+        Raises
+        ------
+        SequenceError
+            If an id is unknown or doubled.
+        CapacityError
+            If their pages do not fit; all stay parked then.
         """
     def free(self, seq: int) -> None:
         """Free a sequence; its id is never used again.

@@ -116,6 +116,8 @@ class Stats:
         Allocated and not used: tails of pages, free pages, reserved pages.
     bytes_constants : int
         Matrices and tables of the plan, shared by all sequences; not in the total.
+    bytes_parked : int
+        Host memory of sequences after `KVStore.to_host`; not in the total.
     bytes_capacity : int or None
         The hard limit.
     pages_total, pages_free : int
@@ -125,7 +127,7 @@ class Stats:
     tokens_logical : int
         Tokens that were appended, summed over sequences.
     tokens_kept : int
-        Tokens stored, summed over sequences, layers and heads.
+        Tokens stored, summed over layers, heads and the sequences that are not parked.
     tokens_encoded : int
         Every encoding ever done, summed over layers and heads.
     waiting : list of str
@@ -139,7 +141,7 @@ class Stats:
     path : str
         The slowest path of any layer: ``"dot"``, ``"tile"`` or ``"raw"``.
     bits_per_element : float
-        8 * ``bytes_total`` over the elements of all visible tokens.
+        8 * ``bytes_total`` over the elements of all visible tokens that are not parked.
     sequences : int
         Sequences alive.
     """
@@ -152,6 +154,7 @@ class Stats:
     bytes_statistics: int
     bytes_slack: int
     bytes_constants: int
+    bytes_parked: int
     bytes_capacity: int | None
     pages_total: int
     pages_free: int
@@ -184,9 +187,10 @@ class Stats:
         parts = ("codes", "scales", "window", "tables", "statistics", "slack")
         inner = ", ".join(f"{part} {_mib(getattr(self, 'bytes_' + part))}" for part in parts)
         limit = "" if self.bytes_capacity is None else f" of {_mib(self.bytes_capacity)}"
+        parked = f"parked on the host {_mib(self.bytes_parked)}; " if self.bytes_parked else ""
         return (
             f"Stats({_mib(self.bytes_total)}{limit}: {inner}; constants {_mib(self.bytes_constants)}; "
-            f"{self.sequences} sequences, {self.tokens_logical} tokens, {self.tokens_kept} kept, "
+            f"{parked}{self.sequences} sequences, {self.tokens_logical} tokens, {self.tokens_kept} kept, "
             f"{self.bits_per_element:.2f} bits per element, path {self.path})"
         )
 

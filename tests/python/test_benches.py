@@ -230,6 +230,7 @@ def test_every_policy_has_a_step_beside_attention_over_its_store(
     for row in rows:
         assert row["attend_ms"] > 0, row
         assert row["to_attend"] == pytest.approx(row["step_ms"] / row["attend_ms"])
+        assert row["mean_to_attend"] > 0
     assert rows[0]["to_plain"] == 1.0
     record = {"machine": machine.describe(), "kept": 300, "threads": 1, "model": "none", "steps": rows}
     shown = paper()

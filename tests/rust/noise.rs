@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of an integration test are not inside #[test] functions")]
 
 use kvrs::{CodecSpec, Cpu, Dtype, Isa, KvStore, LayerShape, ModelShape, Plan, Queries, SeqId, Tokens};
+use kvrs_codec::Place;
+use kvrs_codec::backend::Backend;
+use kvrs_cuda::{Cuda, Emulator};
 use kvrs_testkit::attention::{Head, Scoring};
 use kvrs_testkit::tensor::{Noise, Tensor};
 use std::sync::Arc;
@@ -13,8 +16,8 @@ use std::sync::Arc;
 const GROUP: usize = 4;
 
 /// A store with one head and random tokens.
-struct Case {
-    store: KvStore<Cpu>,
+struct Case<B: Backend> {
+    store: KvStore<B>,
     seqs: Vec<SeqId>,
     exact: Head,
     q: Tensor,
@@ -33,20 +36,26 @@ impl Errors {
     }
 }
 
-fn plan(bits: f64, d: usize) -> Plan {
+fn plan(bits: f64, d: usize, group: usize) -> Plan {
     let layer =
-        LayerShape { query_heads: GROUP, kv_heads: 1, key_dim: d, value_dim: d, rope: None, sliding: None };
+        LayerShape { query_heads: group, kv_heads: 1, key_dim: d, value_dim: d, rope: None, sliding: None };
     Plan::uniform(ModelShape::uniform(1, layer), &CodecSpec::turboquant(bits)).unwrap()
 }
 
-impl Case {
+impl Case<Cpu> {
     fn new(isa: Isa, bits: f64, d: usize, tokens: usize, rows: usize) -> Self {
         let cpu = Cpu::new(Some(1)).unwrap().with_isa(isa).unwrap();
-        let store = KvStore::new(plan(bits, d), Arc::new(cpu), None).unwrap();
+        Self::on(&Arc::new(cpu), bits, (d, GROUP), tokens, rows)
+    }
+}
+
+impl<B: Backend> Case<B> {
+    fn on(backend: &Arc<B>, bits: f64, (d, group): (usize, usize), tokens: usize, rows: usize) -> Self {
+        let store = KvStore::new(plan(bits, d, group), Arc::clone(backend), None).unwrap();
         let seqs = store.create(1).unwrap();
         let mut noise = Noise::new(tokens as u64 + d as u64);
         let mut random = |heads, tokens| Tensor::normal(Dtype::F32, [1, heads, tokens, d], &mut noise);
-        let (q, k, v) = (random(GROUP, rows), random(1, tokens), random(1, tokens));
+        let (q, k, v) = (random(group, rows), random(1, tokens), random(1, tokens));
         store.append(0, &seqs, &Tokens { k: k.view(), v: v.view(), mask: None, positions: None }).unwrap();
         let mut exact = Head::default();
         (0..tokens).for_each(|t| exact.push(t, k.row([0, 0, t]), v.row([0, 0, t])));
@@ -54,7 +63,7 @@ impl Case {
     }
 
     fn errors(&self) -> Errors {
-        let [_, _, rows, d] = self.q.shape();
+        let [_, group, rows, d] = self.q.shape();
         let mut out = Tensor::zeros(Dtype::F32, self.q.shape());
         self.store.attend(0, &self.seqs, &Queries::new(self.q.view()), &mut out.view_mut(), None).unwrap();
         let decoded = self.store.decode(0, self.seqs[0], 0).unwrap();
@@ -63,7 +72,7 @@ impl Case {
             same.push(t, k.to_vec(), v.to_vec());
         }
         let (mut kernel, mut codec, mut size) = (0.0, 0.0, 0.0);
-        for (h, r) in (0..GROUP).flat_map(|h| (0..rows).map(move |r| (h, r))) {
+        for (h, r) in (0..group).flat_map(|h| (0..rows).map(move |r| (h, r))) {
             let (query, at) = (self.q.row([0, h, r]), Some(self.exact.indices.len() - rows + r));
             let answer = |head: &Head| head.attend(&query, at, d, Scoring::default()).out;
             let (exact, same) = (answer(&self.exact), answer(&same));
@@ -124,5 +133,50 @@ fn a_kernel_does_not_change_its_meaning_with_length() {
             println!("{tokens} tokens: {errors:?} factor {:.1}", errors.factor());
             assert!(errors.factor() >= 7.0, "{tokens} tokens: {errors:?}");
         }
+    }
+}
+
+fn emulated() -> Arc<Cuda<Emulator>> {
+    Arc::new(Cuda::new(Emulator::new(7).with_poison().with_threads(2), Place::Host).unwrap())
+}
+
+#[test]
+fn the_decode_kernels_of_a_device_keep_the_same_distance() {
+    for (bits, d, group) in [
+        (4.0, 128, 4),
+        (3.0, 128, 8),
+        (2.0, 128, 1),
+        (1.0, 128, 5),
+        (2.5, 128, 3),
+        (3.5, 256, 2),
+        (4.0, 64, 7),
+        (1.5, 64, 4),
+        (3.0, 256, 4),
+    ] {
+        let device = emulated();
+        let errors = Case::on(&device, bits, (d, group), 1003, 2).errors();
+        let name = format!("{bits} bits, {d} channels, {group} heads");
+        assert!(device.launcher().loaded(&format!("kvrs_decode_{d}")) > 0, "{name}: another kernel ran");
+        println!("device, {name}: {errors:?} factor {:.1}", errors.factor());
+        assert!(errors.factor() >= 5.0, "{name}: {errors:?}, factor {}", errors.factor());
+    }
+}
+
+#[test]
+fn the_decode_kernels_read_every_packed_byte_once() {
+    for (bits, d, group, rows) in
+        [(4.0, 128, 4, 1), (3.0, 128, 8, 1), (2.0, 64, 2, 4), (1.0, 256, 4, 2), (2.5, 128, 4, 1)]
+    {
+        let device = emulated();
+        let case = Case::on(&device, bits, (d, group), 2 * 1024 + 32, rows);
+        let stats = case.store.stats().unwrap();
+        let packed = stats.bytes_codes + stats.bytes_scales;
+        let kernel = format!("kvrs_decode_{d}");
+        device.launcher().reset_loaded();
+        case.errors();
+        let loaded = device.launcher().loaded(&kernel);
+        println!("{kernel} at {bits} bits: {loaded} bytes read, {packed} packed");
+        let ratio = loaded as f64 / packed as f64;
+        assert!((0.95..=1.05).contains(&ratio), "{bits} bits, {d} channels: {loaded} of {packed} bytes");
     }
 }

@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use kvrs::{
-    CodecSpec, Cpu, Dtype, Error, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId,
+    CodecSpec, Cpu, Dtype, Error, Isa, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId,
     Tokens,
 };
+use kvrs_codec::Place;
+use kvrs_codec::backend::Backend;
+use kvrs_cuda::{Cuda, Emulator};
 use kvrs_testkit::pair::{Step, threads};
 use kvrs_testkit::{Noise, Pair, Tensor};
 use proptest::prelude::*;
@@ -100,7 +103,7 @@ fn mask(rows: usize, tokens: usize, padding: u64) -> Vec<bool> {
         .collect()
 }
 
-fn apply(pair: &mut Pair, live: &mut [SeqId], op: &Op) {
+fn apply<B: Backend>(pair: &mut Pair<B>, live: &mut [SeqId], op: &Op) {
     match *op {
         Op::Step { rows, tokens, padding, extend } => {
             let seqs: Vec<SeqId> = (0..3).rev().filter(|r| rows >> r & 1 == 1).map(|r| live[r]).collect();
@@ -120,21 +123,35 @@ fn apply(pair: &mut Pair, live: &mut [SeqId], op: &Op) {
     }
 }
 
+/// Three sequences, all calls, and everything compared after each.
+fn live_through<B: Backend>(pair: &mut Pair<B>, ops: &[Op]) {
+    let mut live: Vec<SeqId> = [0, 0, 300].map(|start| pair.create(start)).to_vec();
+    for op in ops {
+        apply(pair, &mut live, op);
+        pair.verify();
+    }
+    for id in live {
+        pair.free(id);
+    }
+    pair.verify();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_store_on_the_kernels_answers_as_the_naive_one(plan in plans(), ops in ops(), seed in any::<u64>()) {
+        let device = Cuda::new(Emulator::new(seed).with_poison().with_threads(2), Place::Host).unwrap();
+        live_through(&mut Pair::with(&plan.0, None, seed, device, Isa::Scalar), &ops);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn the_store_answers_as_the_naive_one_after_any_calls(plan in plans(), ops in ops(), seed in any::<u64>()) {
-        let mut pair = Pair::new(&plan.0, None, seed);
-        let mut live: Vec<SeqId> = [0, 0, 300].map(|start| pair.create(start)).to_vec();
-        for op in &ops {
-            apply(&mut pair, &mut live, op);
-            pair.verify();
-        }
-        for id in live {
-            pair.free(id);
-        }
-        pair.verify();
+        live_through(&mut Pair::new(&plan.0, None, seed), &ops);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! What a backend does: move bytes by layout. It knows no method's name.
 
 use crate::codec::{HeadCodec, LayerCodec};
-use crate::view::{View, ViewMut};
+use crate::desc::Side;
+use crate::tile::decode_live;
+use crate::view::{Place, View, ViewMut};
 use kvrs_core::page::{ChunkSource, Entry, Page, Table};
 use kvrs_core::statistics::{Fold, Reduce};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,6 +115,34 @@ pub struct RawRows<'a> {
     pub columns: &'a [usize],
 }
 
+/// [`Backend::fetch`] of tensors in host memory.
+pub fn copy_tokens(view: &View<'_>, row: usize, columns: &[usize], out: &mut Vec<u8>) {
+    let ([_, heads, _, channels], dtype) = (view.shape(), view.dtype());
+    let size = channels * dtype.size();
+    out.reserve_exact(columns.len() * heads * size);
+    for &column in columns {
+        for head in 0..heads {
+            let at = out.len();
+            out.resize(at + size, 0);
+            view.copy_row([row, head, column], dtype, &mut out[at..]);
+        }
+    }
+}
+
+/// [`Backend::decode_live`] of an entry whose page has these bytes.
+pub fn decode_entry<C>(
+    codec: &HeadCodec,
+    bytes: &[u8],
+    entry: &Entry<C>,
+    start: i64,
+    (side, head): (Side, usize),
+    out: &mut Vec<f32>,
+) {
+    out.clear();
+    let position = |slot: usize| start + entry.index(slot) as i64;
+    decode_live((codec, side, head), bytes, entry.live(), position, out);
+}
+
 /// Moves packed bytes.
 ///
 /// Exclusive access to a page is proven by `&mut Page`: the pool never makes two overlapping pages.
@@ -122,6 +152,36 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// # Errors
     /// What the settings' own errors are.
     fn check(&self) -> kvrs_core::Result<()> {
+        Ok(())
+    }
+
+    /// Where the tensors of its calls must be.
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    /// Starts whatever the calls so far have left waiting; the tensors of a call may change only afterwards, in the
+    /// device's order.
+    ///
+    /// # Errors
+    /// What went wrong in them: a device says so late.
+    fn flush(&self) -> kvrs_core::Result<()> {
+        Ok(())
+    }
+
+    /// Appends all heads of some tokens of a row to `out`, `[columns][heads][channels]` in the view's own type.
+    /// `columns` ascend.
+    ///
+    /// # Errors
+    /// What a device says.
+    fn fetch(
+        &self,
+        view: &View<'_>,
+        row: usize,
+        columns: &[usize],
+        out: &mut Vec<u8>,
+    ) -> kvrs_core::Result<()> {
+        copy_tokens(view, row, columns, out);
         Ok(())
     }
 
@@ -153,21 +213,27 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// Copies all bytes of a page to another of the same size.
     fn copy_page(&self, from: &Page<Self::Chunk>, to: &mut Page<Self::Chunk>);
 
-    /// Copies all bytes of a page to host memory of that size.
-    fn read_page(&self, page: &Page<Self::Chunk>, out: &mut [u8]);
+    /// Copies all bytes of a page to host memory of that size, after everything that was called before.
+    ///
+    /// # Errors
+    /// What a device says, to the call that needs the bytes and to no other: `out` is not the page's then.
+    fn read_page(&self, page: &Page<Self::Chunk>, out: &mut [u8]) -> kvrs_core::Result<()>;
 
     /// Fills a page with as many bytes of host memory.
-    fn write_page(&self, page: &mut Page<Self::Chunk>, bytes: &[u8]);
+    ///
+    /// # Errors
+    /// What a device says, to the call that gives the bytes and to no other: the page does not hold them then.
+    fn write_page(&self, page: &mut Page<Self::Chunk>, bytes: &[u8]) -> kvrs_core::Result<()>;
 
-    /// Decodes slot `slot` of an entry for head `head` of its group: keys `[key_dim]`, values `[value_dim]`.
-    fn decode_slot(
+    /// Decodes one side of an entry's live slots for a head of its group, ascending: `[live slots][dim]` instead of what
+    /// `out` held.
+    fn decode_live(
         &self,
         codec: &HeadCodec,
         entry: &Entry<Self::Chunk>,
         start: i64,
-        slot: usize,
-        head: usize,
-        out: (&mut [f32], &mut [f32]),
+        side: (Side, usize),
+        out: &mut Vec<f32>,
     );
 
     /// Runs `work` where parallel iterators use this backend's threads.

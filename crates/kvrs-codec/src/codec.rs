@@ -7,6 +7,7 @@ use crate::phasor::Phasors;
 use crate::transform::Transform;
 use kvrs_core::LayerShape;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The constants of one side.
 #[derive(Debug, Clone)]
@@ -27,9 +28,24 @@ pub struct SideCodec {
     pub encoder: Option<Arc<dyn Encode>>,
 }
 
+/// Tells a codec from every other one of the process; clones keep it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CodecId(u64);
+
+impl CodecId {
+    /// An id that no codec has yet.
+    #[must_use]
+    pub fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// One class of pages of a layer and head group.
 #[derive(Debug, Clone)]
 pub struct HeadCodec {
+    /// By which backends find what they keep of it.
+    pub id: CodecId,
     /// What the bytes mean.
     pub desc: PageDesc,
     /// Constants of the keys.

@@ -3,11 +3,13 @@
 mod bound;
 mod largest;
 mod minmax;
+mod raw;
 mod sketch;
 
 pub use bound::{BOUND_SCALE, BoundEncoder};
 pub use largest::{LargestEncoder, Target};
 pub use minmax::MinMaxEncoder;
+pub use raw::{RawPages, seal_side};
 pub use sketch::SketchEncoder;
 
 use crate::codebook::Book;

@@ -23,4 +23,4 @@ pub mod view;
 
 pub use codec::{HeadCodec, SideCodec};
 pub use desc::{Arith, Elem, Inner, PageDesc, Path, RunDesc, Side, SideDesc};
-pub use view::{Dtype, View, ViewMut};
+pub use view::{DeviceBytes, Dtype, Place, View, ViewMut};

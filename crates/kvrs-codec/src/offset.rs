@@ -55,6 +55,18 @@ impl KeyOffset {
         self.kept.len()
     }
 
+    /// The constant `[dim]`, with the attention factor on its turning channels.
+    #[must_use]
+    pub fn constant(&self) -> &[f32] {
+        &self.k0
+    }
+
+    /// The pairs that take part.
+    #[must_use]
+    pub fn pairs(&self) -> &[Pair] {
+        &self.kept
+    }
+
     /// Bytes of the constants apart from the table.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -24,6 +24,12 @@ impl Levels {
     pub fn new(desc: &SideDesc, codec: &SideCodec) -> Self {
         Self(desc.runs.iter().map(|run| run_levels(run, codec)).collect())
     }
+
+    /// The values `[run][code]`.
+    #[must_use]
+    pub fn of_runs(&self) -> &[[f32; 256]] {
+        &self.0
+    }
 }
 
 fn run_levels(run: &RunDesc, codec: &SideCodec) -> [f32; 256] {
@@ -307,6 +313,37 @@ pub fn decode_slot(
     let (mut blocks, mut rows) = (vec![ZERO_BLOCK; desc.n as usize / 16], vec![0.0; TILE * width]);
     tile.rebuild(constants, 1 << (slot % TILE), |_| position, &mut blocks, &mut rows);
     out.copy_from_slice(&rows[slot % TILE * width + head * d..][..d]);
+}
+
+/// Decodes the slots `live` of a page for part `head`, ascending, as [`decode_slot`] does each: appends `[slots][d]` to
+/// `out`.
+///
+/// # Panics
+/// If a slot or the part is outside the page.
+pub fn decode_live(
+    (codec, side, head): (&HeadCodec, Side, usize),
+    page_bytes: &[u8],
+    live: u64,
+    position: impl Fn(usize) -> i64,
+    out: &mut Vec<f32>,
+) {
+    let (desc, constants) = codec.side(side);
+    let (d, width) = (desc.d as usize, (desc.parts * desc.d) as usize);
+    assert!(live == 0 || live.ilog2() < codec.desc.slots, "slots {live:#x} inside the page");
+    out.reserve(live.count_ones() as usize * d);
+    let levels = Levels::new(desc, constants);
+    let (mut blocks, mut rows) = (vec![ZERO_BLOCK; desc.n as usize / 16], vec![0.0; TILE * width]);
+    for index in 0..codec.desc.slots as usize / TILE {
+        let live = (live >> (TILE * index)) as u16;
+        if live == 0 {
+            continue;
+        }
+        let tile = Tile { page: &codec.desc, side, levels: &levels, bytes: page_bytes, index };
+        tile.rebuild(constants, live, |token| position(TILE * index + token), &mut blocks, &mut rows);
+        for (_, row) in rows.chunks_exact(width).enumerate().filter(|(token, _)| live >> token & 1 == 1) {
+            out.extend_from_slice(&row[head * d..][..d]);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -128,6 +128,12 @@ impl Transform {
         kappa(d) / (d as f32).sqrt()
     }
 
+    /// Factor after each of the first rounds of signs and Walsh-Hadamard of `d` channels: `2^-floor(log2 d / 2)`, exact.
+    #[must_use]
+    pub fn between_rounds(d: usize) -> f32 {
+        between_rounds(d)
+    }
+
     /// Prepares a query: `z = B^T q`, `[n]`.
     ///
     /// # Panics
@@ -174,7 +180,6 @@ impl Transform {
     }
 }
 
-/// Factor between rounds: `2^-floor(log2 d / 2)`, exact.
 fn between_rounds(d: usize) -> f32 {
     1.0 / (1u32 << (d.ilog2() / 2)) as f32
 }

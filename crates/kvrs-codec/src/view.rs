@@ -1,9 +1,13 @@
 //! Borrowed strided tensors `[batch, heads, tokens, channels]`, read and written one row at a time.
 
 mod elements;
+mod place;
+
+pub use place::{DeviceBytes, Place};
 
 use elements::PART;
 use kvrs_core::{Error, Result};
+use place::{Memory, MemoryMut};
 
 /// Element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,6 +37,16 @@ impl Dtype {
             Self::F32 => "float32",
             Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
+        }
+    }
+
+    /// Largest magnitude of an element that a window of this type holds: finite, and small enough to be squared and
+    /// summed in f32 by encoding.
+    #[must_use]
+    pub fn largest_stored(self) -> f32 {
+        match self {
+            Self::F16 => 65504.0,
+            Self::F32 | Self::Bf16 => 2.9e17, // 2^58
         }
     }
 
@@ -90,7 +104,7 @@ impl Geometry {
 /// A tensor to read.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    bytes: &'a [u8],
+    memory: Memory<'a>,
     geometry: Geometry,
 }
 
@@ -101,7 +115,16 @@ impl<'a> View<'a> {
     /// [`Error::Shape`] if an element would lie outside `bytes`.
     pub fn new(what: &str, bytes: &'a [u8], geometry: Geometry) -> Result<Self> {
         geometry.check(what, bytes.len())?;
-        Ok(Self { bytes, geometry })
+        Ok(Self { memory: Memory::Host(bytes), geometry })
+    }
+
+    /// A tensor inside device memory, which only kernels read.
+    ///
+    /// # Errors
+    /// As [`View::new`].
+    pub fn on_device(what: &str, bytes: DeviceBytes<'a>, geometry: Geometry) -> Result<Self> {
+        geometry.check(what, bytes.len())?;
+        Ok(Self { memory: Memory::Device(bytes), geometry })
     }
 
     /// Extents `[batch, heads, tokens, channels]`.
@@ -110,10 +133,33 @@ impl<'a> View<'a> {
         self.geometry.shape
     }
 
+    /// Strides in elements.
+    #[must_use]
+    pub fn strides(&self) -> [isize; 4] {
+        self.geometry.strides
+    }
+
     /// Element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.geometry.dtype
+    }
+
+    /// Where its memory is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.memory.place()
+    }
+
+    /// Address of element `[0, 0, 0, 0]` where its memory is.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.memory.address() + self.geometry.start as u64
+    }
+
+    /// The bytes; kernels alone reach those of a device.
+    fn bytes(&self) -> &'a [u8] {
+        self.memory.host()
     }
 
     /// Copies the channels of `[batch, head, token]` into `out` as f32, exactly.
@@ -132,11 +178,11 @@ impl<'a> View<'a> {
         let g = &self.geometry;
         if g.strides[3] == 1 {
             let at = g.at([b, h, t, first]);
-            elements::read(g.dtype, &self.bytes[at..at + out.len() * g.dtype.size()], out);
+            elements::read(g.dtype, &self.bytes()[at..at + out.len() * g.dtype.size()], out);
         } else {
             for (c, x) in out.iter_mut().enumerate() {
                 let at = g.at([b, h, t, first + c]);
-                elements::read(g.dtype, &self.bytes[at..at + g.dtype.size()], std::slice::from_mut(x));
+                elements::read(g.dtype, &self.bytes()[at..at + g.dtype.size()], std::slice::from_mut(x));
             }
         }
     }
@@ -152,7 +198,7 @@ impl<'a> View<'a> {
         assert!(out.len() == channels * dtype.size(), "one row of bytes");
         if g.strides[3] == 1 && g.dtype == dtype {
             let at = g.at([b, h, t, 0]);
-            out.copy_from_slice(&self.bytes[at..at + out.len()]);
+            out.copy_from_slice(&self.bytes()[at..at + out.len()]);
             return;
         }
         let mut values = [0.0; PART];
@@ -163,28 +209,49 @@ impl<'a> View<'a> {
         }
     }
 
+    /// [`View::copy_row`] of neighbouring tokens from `[batch, head, token]` on, as many as rows of `dtype` fill `out`.
+    ///
+    /// # Panics
+    /// If an index is outside the shape or `out` is no whole number of rows of `dtype` long.
+    pub fn copy_rows(&self, [b, h, t]: [usize; 3], dtype: Dtype, out: &mut [u8]) {
+        let g = &self.geometry;
+        let ([batch, heads, tokens, channels], row) = (g.shape, g.shape[3] * dtype.size());
+        let rows = out.len() / row.max(1);
+        assert!(
+            b < batch && h < heads && t + rows <= tokens && out.len() == rows * row,
+            "rows inside the view"
+        );
+        if g.strides[2..] == [channels as isize, 1] && g.dtype == dtype {
+            let at = g.at([b, h, t, 0]);
+            out.copy_from_slice(&self.bytes()[at..at + out.len()]);
+        } else {
+            for (token, out) in (t..).zip(out.chunks_exact_mut(row.max(1))) {
+                self.copy_row([b, h, token], dtype, out);
+            }
+        }
+    }
+
     /// Whether the magnitude of every channel of `[batch, head, token]` is at most `limit`; a NaN's is not.
     ///
     /// # Panics
     /// If an index is outside the shape.
     #[must_use]
-    pub fn row_within(&self, index: [usize; 3], limit: f32) -> bool {
-        let ([b, h, t], [batch, heads, tokens, channels]) = (index, self.geometry.shape);
+    pub fn row_within(&self, [b, h, t]: [usize; 3], limit: f32) -> bool {
+        let g = &self.geometry;
+        let [batch, heads, tokens, channels] = g.shape;
         assert!(b < batch && h < heads && t < tokens, "row inside the view");
-        let mut values = [0.0; PART];
-        (0..channels).step_by(PART).all(|first| {
-            let values = &mut values[..PART.min(channels - first)];
-            self.read_channels(index, first, values);
-            // One pass without branches: `max` would hide a NaN.
-            values.iter().fold(true, |fine, x| fine & (x.abs() <= limit))
-        })
+        let within = |first: usize, count: usize| {
+            let at = g.at([b, h, t, first]);
+            elements::within(g.dtype, &self.bytes()[at..at + count * g.dtype.size()], limit)
+        };
+        if g.strides[3] == 1 { within(0, channels) } else { (0..channels).all(|c| within(c, 1)) }
     }
 }
 
 /// A tensor to fill.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    bytes: &'a mut [u8],
+    memory: MemoryMut<'a>,
     geometry: Geometry,
 }
 
@@ -194,9 +261,21 @@ impl<'a> ViewMut<'a> {
     /// # Errors
     /// [`Error::Shape`] if an element would lie outside `bytes` or two elements would share bytes.
     pub fn new(what: &str, bytes: &'a mut [u8], geometry: Geometry) -> Result<Self> {
-        geometry.check(what, bytes.len())?;
+        Self::checked(what, bytes.len(), MemoryMut::Host(bytes), geometry)
+    }
+
+    /// A tensor inside device memory, which only kernels fill.
+    ///
+    /// # Errors
+    /// As [`ViewMut::new`].
+    pub fn on_device(what: &str, bytes: DeviceBytes<'a>, geometry: Geometry) -> Result<Self> {
+        Self::checked(what, bytes.len(), MemoryMut::Device(bytes), geometry)
+    }
+
+    fn checked(what: &str, len: usize, memory: MemoryMut<'a>, geometry: Geometry) -> Result<Self> {
+        geometry.check(what, len)?;
         if geometry.shape.contains(&0) {
-            return Ok(Self { bytes, geometry });
+            return Ok(Self { memory, geometry });
         }
         let mut axes: Vec<_> = geometry.shape.iter().zip(geometry.strides).filter(|(n, _)| **n > 1).collect();
         axes.sort_by_key(|(_, s)| s.unsigned_abs());
@@ -208,7 +287,7 @@ impl<'a> ViewMut<'a> {
             }
             reach += stride.unsigned_abs() * (extent - 1);
         }
-        Ok(Self { bytes, geometry })
+        Ok(Self { memory, geometry })
     }
 
     /// Extents `[batch, heads, tokens, channels]`.
@@ -217,10 +296,28 @@ impl<'a> ViewMut<'a> {
         self.geometry.shape
     }
 
+    /// Strides in elements.
+    #[must_use]
+    pub fn strides(&self) -> [isize; 4] {
+        self.geometry.strides
+    }
+
     /// Element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.geometry.dtype
+    }
+
+    /// Where its memory is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.memory.place()
+    }
+
+    /// Address of element `[0, 0, 0, 0]` where its memory is, for a kernel that fills it.
+    #[must_use]
+    pub fn address(&mut self) -> u64 {
+        self.memory.address() + self.geometry.start as u64
     }
 
     /// Writes the channels of `[batch, head, token]`, rounded to nearest even.
@@ -233,11 +330,11 @@ impl<'a> ViewMut<'a> {
         assert!(b < batch && h < heads && t < tokens && row.len() == channels, "row inside the view");
         if g.strides[3] == 1 {
             let at = g.at([b, h, t, 0]);
-            elements::write(g.dtype, row, &mut self.bytes[at..at + row.len() * g.dtype.size()]);
+            elements::write(g.dtype, row, &mut self.memory.host()[at..at + row.len() * g.dtype.size()]);
         } else {
             for (c, x) in row.iter().enumerate() {
                 let at = g.at([b, h, t, c]);
-                let to = &mut self.bytes[at..at + g.dtype.size()];
+                let to = &mut self.memory.host()[at..at + g.dtype.size()];
                 elements::write(g.dtype, std::slice::from_ref(x), to);
             }
         }

@@ -33,6 +33,8 @@ pub struct Holding {
     pub window_pages: usize,
     /// Whether another table uses the raw page that the next token goes to, which is copied then.
     pub copies_raw: bool,
+    /// Whether the sinks' page that the next token would go to was emptied and has left.
+    pub lost_sink: bool,
     /// Pages of the sinks that other tables use too and that leave without becoming free, counted from the first one.
     pub lent_sinks: Vec<usize>,
     /// Such pages of the window.
@@ -74,6 +76,7 @@ impl WindowRule {
             sink_pages: table.sinks().len(),
             window_pages: table.window().len(),
             copies_raw: open.is_some_and(Entry::shared),
+            lost_sink: length < self.sinks && !length.is_multiple_of(RAW_SLOTS) && open.is_none(),
             lent_sinks: sinks.map(|(page, _)| page).collect(),
             lent: window.map(|(page, _)| page).collect(),
             window_first,
@@ -153,7 +156,7 @@ impl WindowRule {
 
     fn raw_need(&self, state: &Holding, window: usize, target: usize) -> usize {
         let sinks_before = state.length.min(self.sinks).div_ceil(RAW_SLOTS);
-        let front = sinks_before.saturating_sub(state.sink_pages);
+        let front = sinks_before.saturating_sub(state.sink_pages + usize::from(state.lost_sink));
         let lent = |i: usize| {
             let (sinks, pages) = (self.sinks_gone(i), self.window_gone(window, i));
             let sinks = state.lent_sinks.iter().filter(|page| **page + front >= sinks).count();

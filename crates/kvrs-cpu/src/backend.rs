@@ -1,11 +1,11 @@
 //! What the store asks of a backend, on the CPU.
 
 use crate::memory::{Chunk, Cpu, bytes, bytes_mut};
-use kvrs_codec::backend::{AttendCall, Backend, RawRows, Results};
+use kvrs_codec::backend::{AttendCall, Backend, RawRows, Results, decode_entry};
 use kvrs_codec::desc::{Elem, TILE};
 use kvrs_codec::layout::{copy_slot, row_bytes_mut, run_range};
-use kvrs_codec::tile::decode_slot;
 use kvrs_codec::{Dtype, HeadCodec, Side, View};
+use kvrs_core::Result;
 use kvrs_core::page::{Entry, Page};
 
 impl Backend for Cpu {
@@ -44,26 +44,25 @@ impl Backend for Cpu {
         bytes_mut(to).copy_from_slice(bytes(from));
     }
 
-    fn read_page(&self, page: &Page<Chunk>, out: &mut [u8]) {
+    fn read_page(&self, page: &Page<Chunk>, out: &mut [u8]) -> Result<()> {
         out.copy_from_slice(bytes(page));
+        Ok(())
     }
 
-    fn write_page(&self, page: &mut Page<Chunk>, content: &[u8]) {
+    fn write_page(&self, page: &mut Page<Chunk>, content: &[u8]) -> Result<()> {
         bytes_mut(page).copy_from_slice(content);
+        Ok(())
     }
 
-    fn decode_slot(
+    fn decode_live(
         &self,
         codec: &HeadCodec,
         entry: &Entry<Chunk>,
         start: i64,
-        slot: usize,
-        head: usize,
-        out: (&mut [f32], &mut [f32]),
+        side: (Side, usize),
+        out: &mut Vec<f32>,
     ) {
-        let (page, position) = (bytes(entry.page()), start + entry.index(slot) as i64);
-        decode_slot(codec, Side::Key, page, slot, position, head, out.0);
-        decode_slot(codec, Side::Value, page, slot, position, head, out.1);
+        decode_entry(codec, bytes(entry.page()), entry, start, side, out);
     }
 
     fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
@@ -85,19 +84,34 @@ fn store_side(
     rows: &RawRows<'_>,
 ) {
     let (run, heads) = (&codec.desc.side(side).runs[0], codec.desc.heads as usize);
-    let row_bytes = view.shape()[3] * 2;
-    let dtype = match run.elem {
-        Elem::F16 => Dtype::F16,
-        Elem::Bf16 => Dtype::Bf16,
-        other => unreachable!("16-bit rows hold f16 or bf16, not {other:?}"),
-    };
+    let (row_bytes, dtype) = (view.shape()[3] * 2, dtype_of(run.elem));
+    let tile = |slot| run_range(&codec.desc, side, run, slot / TILE);
+    if let (1, true, Some(first)) = (heads, run.channels as usize * 2 == row_bytes, neighbours(rows.columns))
+    {
+        let out = &mut page[tile(slot)][slot % TILE * row_bytes..][..rows.columns.len() * row_bytes];
+        return view.copy_rows([rows.row, rows.head, first], dtype, out);
+    }
     for (slot, &column) in (slot..).zip(rows.columns) {
-        let tile = &mut page[run_range(&codec.desc, side, run, slot / TILE)];
-        let row = row_bytes_mut(tile, slot % TILE, run.channels as usize);
+        let row = row_bytes_mut(&mut page[tile(slot)], slot % TILE, run.channels as usize);
         let (data, pad) = row.split_at_mut(heads * row_bytes);
         for (head, out) in data.chunks_exact_mut(row_bytes).enumerate() {
             view.copy_row([rows.row, rows.head + head, column], dtype, out);
         }
         pad.fill(0);
     }
+}
+
+/// The type of 16-bit rows.
+fn dtype_of(elem: Elem) -> Dtype {
+    match elem {
+        Elem::F16 => Dtype::F16,
+        Elem::Bf16 => Dtype::Bf16,
+        other => unreachable!("16-bit rows hold f16 or bf16, not {other:?}"),
+    }
+}
+
+/// The first of ascending columns that have no gap.
+fn neighbours(columns: &[usize]) -> Option<usize> {
+    let (first, last) = (*columns.first()?, *columns.last()?);
+    (last - first == columns.len() - 1).then_some(first)
 }

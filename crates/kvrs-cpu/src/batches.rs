@@ -20,7 +20,7 @@ use std::f32::consts::LN_2;
 
 /// Chunks of 16 slots between two steps of the online softmax: more would leave the first-level cache, fewer would
 /// pay the latency of its horizontal steps more often.
-pub(crate) const BATCH_CHUNKS: usize = 8;
+pub(crate) const BATCH_CHUNKS: usize = 16;
 
 /// How the keys of a class are read.
 pub(crate) enum Keys<'w> {

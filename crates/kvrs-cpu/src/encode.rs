@@ -4,9 +4,8 @@ use crate::kernels::Kernels;
 use crate::simd::encode::{Scratch, TileArgs};
 use crate::simd::search::{Found, Search};
 use kvrs_codec::desc::TILE;
-use kvrs_codec::encode::{EncodeContext, ScaledEncoder};
-use kvrs_codec::layout::{read_row, run_range, write_row};
-use kvrs_codec::{Elem, HeadCodec, Side};
+use kvrs_codec::encode::{EncodeContext, RawPages, ScaledEncoder, seal_side};
+use kvrs_codec::{HeadCodec, Side};
 use std::cell::RefCell;
 
 thread_local! {
@@ -41,15 +40,10 @@ pub(crate) fn seal_with(
     slot: usize,
 ) {
     for side in [Side::Key, Side::Value] {
-        let from = Raw::new(raw_codec, side, raw);
-        let context = EncodeContext::new(codec, side);
-        let Some(encoder) = &context.codec.encoder else {
-            write_rows(codec, side, &from.read(), from.width, page, slot);
-            continue;
-        };
+        let (from, context) = (RawPages::new(raw_codec, side, raw), EncodeContext::new(codec, side));
         let done = kernel.is_some_and(|kernel| seal_by(kernel, context, &from, positions, page, slot));
         if !done {
-            encoder.encode(&context, &from.read(), positions, page, slot);
+            seal_side((raw_codec, codec), side, raw, positions, page, slot);
         }
     }
 }
@@ -58,7 +52,7 @@ pub(crate) fn seal_with(
 fn seal_by(
     kernel: Kernel<'_>,
     context: EncodeContext<'_>,
-    from: &Raw<'_>,
+    from: &RawPages<'_>,
     positions: &[i64],
     page: &mut [u8],
     slot: usize,
@@ -106,53 +100,4 @@ fn find_books(context: &EncodeContext<'_>, encoder: &ScaledEncoder, books: &mut 
         }
     }
     true
-}
-
-/// Full raw pages of one side.
-struct Raw<'a> {
-    codec: &'a HeadCodec,
-    side: Side,
-    pages: &'a [&'a [u8]],
-    elem: Elem,
-    /// Channels of a row without padding.
-    width: usize,
-    /// Channels of a row.
-    channels: usize,
-    /// Tiles of a page.
-    tiles: usize,
-}
-
-impl<'a> Raw<'a> {
-    fn new(codec: &'a HeadCodec, side: Side, pages: &'a [&'a [u8]]) -> Self {
-        let desc = codec.desc.side(side);
-        let run = &desc.runs[0];
-        let (width, channels) = ((desc.parts * desc.d) as usize, run.channels as usize);
-        Self { codec, side, pages, elem: run.elem, width, channels, tiles: codec.desc.tiles() }
-    }
-
-    /// The rows `[16][chunk]` of a tile, counted over all pages.
-    fn tile(&self, tile: usize) -> &'a [[u8; 32]] {
-        let run = &self.codec.desc.side(self.side).runs[0];
-        let page = self.pages[tile / self.tiles];
-        page[run_range(&self.codec.desc, self.side, run, tile % self.tiles)].as_chunks().0
-    }
-
-    /// The rows `[tokens][width]`.
-    fn read(&self) -> Vec<f32> {
-        let mut rows = vec![0.0; self.pages.len() * self.tiles * TILE * self.width];
-        for (token, row) in rows.chunks_exact_mut(self.width).enumerate() {
-            let tile = self.tile(token / TILE).as_flattened();
-            read_row(self.elem, tile, token % TILE, self.channels, row);
-        }
-        rows
-    }
-}
-
-fn write_rows(codec: &HeadCodec, side: Side, rows: &[f32], width: usize, page: &mut [u8], slot: usize) {
-    let run = &codec.desc.side(side).runs[0];
-    for (token, row) in rows.chunks_exact(width).enumerate() {
-        let slot = slot + token;
-        let tile = &mut page[run_range(&codec.desc, side, run, slot / TILE)];
-        write_row(run.elem, row, tile, slot % TILE, run.channels as usize);
-    }
 }

@@ -35,6 +35,15 @@ struct Held {
     huge: AtomicUsize,
 }
 
+impl Held {
+    /// The error for a chunk that the system did not give: what is held is all that there is to have.
+    fn refused(&self, bytes: usize) -> Error {
+        let what = format!("a chunk of {bytes} bytes, which the system refused,");
+        let capacity = self.total.load(Ordering::Relaxed) as u64;
+        Error::Capacity { what, needed: bytes as u64, free: 0, capacity }
+    }
+}
+
 impl Cpu {
     /// A backend with `threads` threads of its own; `None`: the ones that [`crate::set_num_threads`] sets.
     ///
@@ -167,11 +176,13 @@ impl ChunkSource for Cpu {
     type Chunk = Chunk;
 
     fn allocate(&self, bytes: usize) -> Result<Chunk> {
+        if bytes == 0 {
+            return Err(Error::Internal("a chunk without bytes was asked for".into()));
+        }
         let align = if bytes >= HUGE { HUGE } else { SMALL_ALIGN };
-        let layout = Layout::from_size_align(bytes, align).ok().filter(|layout| layout.size() > 0);
+        let layout = Layout::from_size_align(bytes, align).ok();
         let memory = layout.and_then(|layout| Memory::new(layout, &self.held));
-        let failed = || Error::Internal(format!("no chunk of {bytes} bytes could be allocated"));
-        memory.map(|memory| Chunk(Arc::new(memory))).ok_or_else(failed)
+        memory.map(|memory| Chunk(Arc::new(memory))).ok_or_else(|| self.held.refused(bytes))
     }
 }
 
@@ -226,8 +237,21 @@ mod tests {
             assert_eq!(chunk.0.start.as_ptr().addr() % align, 0);
             assert!(all(&chunk).len() == bytes && all(&chunk).iter().all(|&b| b == 0));
         }
-        assert!(cpu.allocate(0).is_err());
-        assert!(cpu.allocate(isize::MAX as usize / (64 << 10) * (64 << 10)).is_err());
+        assert!(matches!(cpu.allocate(0), Err(Error::Internal(_))));
+    }
+
+    #[test]
+    fn memory_that_the_system_refuses_is_a_capacity_error_that_names_its_bytes() {
+        let cpu = Cpu::new(None).unwrap();
+        let held = cpu.allocate(1 << 20).unwrap();
+        for bytes in [1 << 62, isize::MAX as usize / SMALL_ALIGN * SMALL_ALIGN, usize::MAX] {
+            let error = cpu.allocate(bytes).unwrap_err();
+            let Error::Capacity { needed, free, capacity, .. } = error else { panic!("{error}") };
+            assert_eq!((needed, free, capacity), (bytes as u64, 0, 1 << 20));
+            assert!(error.to_string().contains(&bytes.to_string()));
+        }
+        drop(held);
+        assert_eq!(cpu.held.total.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -3,11 +3,12 @@
 
 mod common;
 
+use common::specs::codec;
 use common::{Rng, Tensor, exact};
 use half::f16;
 use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows, Results};
 use kvrs_codec::codec::LayerCodec;
-use kvrs_codec::quant::{self, CodecSpec, ConstantCache, SideContext};
+use kvrs_codec::quant;
 use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, HeadCodec, Side, ViewMut};
 use kvrs_core::page::{Arena, Page, Table, Zone};
@@ -47,31 +48,6 @@ const CASES: [(&str, &str, usize); 22] = [
     ("qjl 1024", "int8", 64),
 ];
 
-/// A codec by its name and settings in order.
-fn spec(text: &str) -> CodecSpec {
-    let words: Vec<&str> = text.split(' ').collect();
-    let number = |i: usize| words[i].parse::<f64>().unwrap();
-    let params = match words[0] {
-        "int8" | "raw16" => serde_json::json!({}),
-        "fp8" => serde_json::json!({ "format": words[1] }),
-        "kivi" => serde_json::json!({ "bits": number(1), "group": number(2) }),
-        "rabitq" => serde_json::json!({ "bits": number(1), "error_bound": words.len() > 2 }),
-        "qjl" => serde_json::json!({ "m": number(1) }),
-        "turboquant" => serde_json::json!({ "bits": number(1) }),
-        _ => {
-            let sketch = words.get(2).unwrap_or(&"gaussian");
-            serde_json::json!({ "bits": number(1), "variant": "prod", "sketch": sketch })
-        }
-    };
-    let name = if words[0] == "prod" { "turboquant" } else { words[0] };
-    serde_json::from_value(serde_json::json!({ "name": name, "params": params })).unwrap()
-}
-
-fn context(side: Side, d: usize, rope: &Rope, constant: Option<Arc<[f32]>>) -> SideContext<'_> {
-    let (seed, window, rope) = (3, Dtype::F16, Some(rope));
-    SideContext { side, d, layer: 0, seed, window, rope, constant, group: 0, arrays: None }
-}
-
 /// One head with its tokens.
 struct Case {
     name: String,
@@ -97,18 +73,8 @@ impl Case {
         };
         let constants = [rng.vector(d, 2.0), rng.vector(d, 1.0)].map(|c| centred.then(|| Arc::from(c)));
         let layer = |keys, values| {
-            let cache = &mut ConstantCache::default();
-            let specs = [(Side::Key, keys), (Side::Value, values)].into_iter().zip(constants.clone());
-            let [key, value] = specs
-                .map(|((side, text), constant)| {
-                    let context = context(side, d, &rope, constant);
-                    spec(text).build(&context, cache).unwrap()
-                })
-                .collect::<Vec<_>>()
-                .try_into()
-                .unwrap();
-            let raw = quant::raw(&shape, Dtype::F16).unwrap();
-            let classes = vec![vec![raw, quant::assemble(key, value, 1).unwrap()]];
+            let packed = codec((keys, values, d), Dtype::F16, &rope, constants.clone());
+            let classes = vec![vec![quant::raw(&shape, Dtype::F16).unwrap(), packed]];
             LayerCodec { shape: shape.clone(), heads_per_group: 1, classes }
         };
         let (layer, plain) = (layer(keys, values), layer("raw16", "raw16"));
@@ -185,7 +151,7 @@ impl Case {
     /// The same tokens without a codec.
     fn uncompressed(&self, cpu: &Arc<Cpu>) -> Vec<f64> {
         let table = self.table(cpu, &self.plain);
-        exact::attend(cpu, &self.call(&self.plain, &table)).out
+        exact::attend(&**cpu, &self.call(&self.plain, &table)).out
     }
 }
 
@@ -203,7 +169,7 @@ fn attention_on_packed_bytes_is_attention_on_what_they_decode_to() {
     for case in Case::all() {
         for (isa, cpu) in cpus() {
             let table = case.table(&cpu, &case.layer);
-            let same = exact::attend(&cpu, &case.call(&case.layer, &table)).out;
+            let same = exact::attend(&*cpu, &case.call(&case.layer, &table)).out;
             let (kernel, codec) =
                 (distance(&case.attend(&cpu, &table), &same), distance(&same, &case.uncompressed(&cpu)));
             println!("{:7} {}: kernel {kernel:.1e}, codec {codec:.1e}", isa.name(), case.name);
@@ -228,6 +194,38 @@ fn every_instruction_set_seals_the_same_bytes() {
         }
         for (isa, other) in &pages[1..] {
             assert!(*other == pages[0].1, "{isa:?} and {:?}, {}", pages[0].0, case.name);
+        }
+    }
+}
+
+#[test]
+fn live_slots_decode_together_as_each_does_alone() {
+    let cpu = Cpu::shared();
+    for case in CASES.iter().flat_map(|case| [true, false].map(|centred| Case::new(*case, centred))) {
+        let mut table = case.table(&cpu, &case.layer);
+        table.retain(|index| index % 3 != 1 && !(40..75).contains(&index), &[Zone::Sealed]);
+        for entry in table.entries() {
+            let codec = &case.layer.classes[0][entry.class()];
+            for side in [Side::Key, Side::Value] {
+                let (mut together, mut row) = (vec![9.0; 5], vec![0.0; codec.desc.side(side).d as usize]);
+                cpu.decode_live(codec, entry, START, (side, 0), &mut together);
+                let mut alone = Vec::new();
+                for (slot, index) in entry.live_slots() {
+                    let position = START + index as i64;
+                    kvrs_codec::tile::decode_slot(
+                        codec,
+                        side,
+                        bytes(entry.page()),
+                        slot,
+                        position,
+                        0,
+                        &mut row,
+                    );
+                    alone.extend(row.iter().map(|x| x.to_bits()));
+                }
+                let together: Vec<u32> = together.iter().map(|x| x.to_bits()).collect();
+                assert!(together == alone, "{} {side:?}", case.name);
+            }
         }
     }
 }

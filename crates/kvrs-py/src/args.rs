@@ -243,15 +243,6 @@ fn size(
     }
 }
 
-/// Only "cpu" is served by this version.
-pub(crate) fn device(value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let name = value.str()?.to_string();
-    if name == "cpu" {
-        return Ok(());
-    }
-    Err(raise(value.py(), &Error::device("the store", name, "cpu")))
-}
-
 fn is_tensor(value: &Bound<'_, PyAny>) -> bool {
     value.hasattr(intern!(value.py(), "__dlpack__")).unwrap_or(false)
         || value.is_instance_of::<pyo3::types::PyCapsule>()

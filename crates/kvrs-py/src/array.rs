@@ -2,6 +2,7 @@
 
 use crate::dlpack::row_major;
 use crate::errors::{exception, raise};
+use crate::torch;
 use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned};
 use dlpark::metadata::Dynamic;
 use dlpark::python::consumer::exchange::ExchangeApi;
@@ -123,7 +124,7 @@ impl Buffer {
             return api.managed_tensor_to_py_object_no_sync(buffer.managed()?, py);
         }
         let array = Bound::new(py, Array(buffer))?.into_any();
-        match loaded_torch(py)? {
+        match torch::loaded(py)? {
             Some(torch) if like.is_instance(&torch.getattr("Tensor")?)? => {
                 torch.call_method1("from_dlpack", (array,))
             }
@@ -140,13 +141,6 @@ impl Buffer {
     pub(crate) fn into_array(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         Ok(Bound::new(py, Array(Arc::new(self)))?.into_any())
     }
-}
-
-/// torch, if the program has imported it.
-fn loaded_torch(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-    let found = modules.cast::<PyDict>()?.get_item(intern!(py, "torch"))?;
-    Ok(found.filter(|torch| torch.hasattr("Tensor").unwrap_or(false)))
 }
 
 fn numpy_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

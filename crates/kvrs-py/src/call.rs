@@ -3,7 +3,9 @@
 use crate::args;
 use crate::array::{Buffer, Element, check_out_dtype};
 use crate::dlpack::Tensor;
+use crate::torch;
 use kvrs::{Dtype, Queries, Tokens, ViewMut};
+use kvrs_codec::Place;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -27,12 +29,13 @@ pub(crate) struct NewTokens {
 
 impl NewTokens {
     pub(crate) fn import(
+        place: Place,
         k: &Bound<'_, PyAny>,
         v: &Bound<'_, PyAny>,
         mask: Option<&Bound<'_, PyAny>>,
         positions: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let (k, v) = (Tensor::new("k", k, 4, KV)?, Tensor::new("v", v, 4, "[B, Hkv, T, Dv]")?);
+        let (k, v) = (Tensor::at(place, "k", k, KV)?, Tensor::at(place, "v", v, "[B, Hkv, T, Dv]")?);
         let (rows, columns) = (k.shape()[0], k.shape()[2]);
         let mask = args::mask(mask, rows, columns)?;
         Ok(Self { mask, positions: args::positions(positions, rows, columns)?, k, v })
@@ -53,25 +56,30 @@ pub(crate) enum Target<'py> {
 /// The output and the log-sum-exp of an attention call.
 pub(crate) struct Outputs<'py> {
     target: Target<'py>,
+    /// In host memory, wherever the store is.
     lse: Option<Buffer>,
+    place: Place,
 }
 
 impl<'py> Outputs<'py> {
     pub(crate) fn new(
+        place: Place,
         q: (&Tensor, Dtype),
         value_dim: usize,
-        out: Option<&Bound<'py, PyAny>>,
+        (out, py): (Option<&Bound<'py, PyAny>>, Python<'py>),
         return_lse: bool,
     ) -> PyResult<Self> {
         let [b, h, t] = [0, 1, 2].map(|i| q.0.shape()[i]);
-        let target = match out {
-            Some(object) => {
-                Target::Caller(Tensor::writable("out", object, 4, "[B, Hq, Tq, Dv]")?, object.clone())
-            }
-            None => Target::New(Buffer::zeros(Element::Float(q.1), &[b, h, t, value_dim])),
+        let caller = |object: Bound<'py, PyAny>| {
+            Ok(Target::Caller(Tensor::writable(place, "out", &object, "[B, Hq, Tq, Dv]")?, object))
+        };
+        let target = match (out, place) {
+            (Some(object), _) => caller(object.clone()),
+            (None, Place::Host) => Ok(Target::New(Buffer::zeros(Element::Float(q.1), &[b, h, t, value_dim]))),
+            (None, Place::Cuda(_)) => caller(torch::empty(py, [b, h, t, value_dim], q.1, place)?),
         };
         let lse = return_lse.then(|| Buffer::zeros(Element::Float(Dtype::F32), &[b, h, t]));
-        Ok(Self { target, lse })
+        target.map(|target: Target<'py>| Self { target, lse, place })
     }
 
     /// The tensor to fill and the slice for the log-sum-exp.
@@ -96,10 +104,12 @@ impl<'py> Outputs<'py> {
             Target::Caller(_, object) => object,
             Target::New(buffer) => buffer.into_kind_of(q, query.exchange())?,
         };
-        match self.lse {
-            None => Ok(out),
-            Some(lse) => Ok(PyTuple::new(q.py(), [out, lse.into_kind_of(q, query.exchange())?])?.into_any()),
-        }
+        let lse = match (self.lse, self.place) {
+            (None, _) => return Ok(out),
+            (Some(lse), Place::Host) => lse.into_kind_of(q, query.exchange())?,
+            (Some(lse), place) => torch::copy_to(&lse.into_array(q.py())?, place)?,
+        };
+        Ok(PyTuple::new(q.py(), [out, lse])?.into_any())
     }
 }
 

@@ -8,8 +8,9 @@ use dlpark::python::ImportedDlpack;
 use dlpark::python::consumer::exchange::ExchangeApi;
 use dlpark::{DlpackFlags, TensorRef};
 use half::{bf16, f16};
-use import::{check_device, dtype_name, import, refuse_lazy, unreadable};
+use import::{dtype_name, import, refuse_lazy, unreadable};
 use kvrs::{Dtype, Error, Geometry, View, ViewMut};
+use kvrs_codec::view::{DeviceBytes, Place};
 use pyo3::prelude::*;
 
 /// Most dimensions that any argument has.
@@ -29,6 +30,8 @@ pub(crate) struct Tensor {
     shape: [usize; MAX_RANK],
     /// Strides in elements.
     strides: [isize; MAX_RANK],
+    /// Where its memory is: only the host's is ever looked at.
+    place: Place,
     /// Lowest byte of any element; dangling if there is none.
     low: *mut u8,
     /// Bytes from `low` to the end of the highest element.
@@ -47,24 +50,39 @@ struct Asked<'a> {
     what: &'a str,
     rank: usize,
     axes: &'a str,
+    /// The store's place; `None`: the host, whatever the store's is.
+    store: Option<Place>,
 }
 
 impl Tensor {
     /// Imports `object` for reading if it lies in host memory and has `rank` dimensions; `axes` names them in the
     /// error.
     pub(crate) fn new(what: &str, object: &Bound<'_, PyAny>, rank: usize, axes: &str) -> PyResult<Self> {
+        Self::reading(Asked { what, rank, axes, store: None }, object)
+    }
+
+    /// Imports the four-dimensional `object` for reading if it lies where the store does.
+    pub(crate) fn at(place: Place, what: &str, object: &Bound<'_, PyAny>, axes: &str) -> PyResult<Self> {
+        Self::reading(Asked { what, rank: MAX_RANK, axes, store: Some(place) }, object)
+    }
+
+    /// Imports the four-dimensional `object` for writing; otherwise as [`Tensor::at`].
+    pub(crate) fn writable(
+        place: Place,
+        what: &str,
+        object: &Bound<'_, PyAny>,
+        axes: &str,
+    ) -> PyResult<Self> {
         refuse_lazy(what, object)?;
-        let asked = Asked { what, rank, axes };
+        Self::managed(Asked { what, rank: MAX_RANK, axes, store: Some(place) }, object)
+    }
+
+    fn reading(asked: Asked<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        refuse_lazy(asked.what, object)?;
         match Self::borrowed(asked, object) {
             Some(tensor) => tensor,
             None => Self::managed(asked, object),
         }
-    }
-
-    /// Imports `object` for writing; otherwise as [`Tensor::new`].
-    pub(crate) fn writable(what: &str, object: &Bound<'_, PyAny>, rank: usize, axes: &str) -> PyResult<Self> {
-        refuse_lazy(what, object)?;
-        Self::managed(Asked { what, rank, axes }, object)
     }
 
     /// Where a C exchange interface says that the tensor lies: no call into Python, no allocation. `None` if the
@@ -82,7 +100,7 @@ impl Tensor {
     }
 
     fn managed(asked: Asked<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let owner = import(asked.what, object)?;
+        let owner = import(asked, object)?;
         let read_only = owner.flags().contains(DlpackFlags::READ_ONLY);
         let tensor = owner.validate().map_err(|e| unreadable(asked.what, object, e.to_string()))?;
         let read = Self::read(asked, object, &tensor, read_only)?;
@@ -98,7 +116,7 @@ impl Tensor {
     ) -> PyResult<Self> {
         let (py, what) = (object.py(), asked.what);
         let broken = |e: dlpark::tensor::Error| unreadable(what, object, e.to_string());
-        check_device(py, what, tensor.device())?;
+        let place = asked.check_device(py, tensor.device())?;
         let (extents, steps) = (tensor.shape(), tensor.strides_or_compact().map_err(broken)?);
         if extents.len() != asked.rank {
             let allowed = format!("{} dimensions {}", asked.rank, asked.axes);
@@ -119,14 +137,14 @@ impl Tensor {
         if span > 0 {
             // SAFETY: the producer promises that `data + byte_offset` is the first element of its allocation.
             let first = unsafe { tensor.offset_bytes_ptr() }.map_err(broken)?;
-            // SAFETY: `below` bytes lie between the lowest and the first element of the same allocation.
-            low = unsafe { first.cast_mut().sub(below) };
+            low = first.cast_mut().wrapping_sub(below);
         }
         Ok(Self {
             dtype,
             rank: asked.rank,
             shape,
             strides,
+            place,
             low,
             span,
             start: below,
@@ -174,11 +192,12 @@ impl Tensor {
     /// Whether the byte ranges of two tensors meet.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let ((a, b), (c, d)) = (self.addresses(), other.addresses());
-        self.span > 0 && other.span > 0 && a < d && c < b
+        self.place == other.place && self.span > 0 && other.span > 0 && a < d && c < b
     }
 
     /// All bytes from the lowest to the highest element.
     fn bytes(&self) -> &[u8] {
+        assert!(self.place == Place::Host, "what the host reads lies in its memory");
         // SAFETY: `low..low + span` lies in the producer's allocation, which `_owner` keeps alive; callers must not
         // write to an argument, resize it or give it other memory while a call reads it, as with every array library.
         unsafe { std::slice::from_raw_parts(self.low, self.span) }
@@ -191,7 +210,17 @@ impl Tensor {
 
     /// The tensor to read; it has four dimensions.
     pub(crate) fn view(&self, py: Python<'_>, what: &str) -> PyResult<View<'_>> {
-        View::new(what, self.bytes(), self.geometry(py, what)?).map_err(|e| raise(py, &e))
+        let geometry = self.geometry(py, what)?;
+        let view = match self.place {
+            Place::Host => View::new(what, self.bytes(), geometry),
+            Place::Cuda(device) => View::on_device(what, self.device_bytes(device), geometry),
+        };
+        view.map_err(|e| raise(py, &e))
+    }
+
+    /// As [`Tensor::bytes`], for kernels.
+    fn device_bytes(&self, device: u32) -> DeviceBytes<'_> {
+        DeviceBytes::new(device, self.low.expose_provenance() as u64, self.span)
     }
 
     /// The tensor to fill; it has four dimensions and overlaps none of `others`, which the same call reads.
@@ -209,6 +238,9 @@ impl Tensor {
             return Err(raise(py, &Error::argument(what, format!("in the memory range of {name}"), allowed)));
         }
         let geometry = self.geometry(py, what)?;
+        if let Place::Cuda(device) = self.place {
+            return ViewMut::on_device(what, self.device_bytes(device), geometry).map_err(|e| raise(py, &e));
+        }
         // SAFETY: as in `bytes`; the producer allows writing, and no other borrow of this call meets the range.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.low, self.span) };
         ViewMut::new(what, bytes, geometry).map_err(|e| raise(py, &e))

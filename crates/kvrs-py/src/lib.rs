@@ -1,9 +1,11 @@
 //! Python bindings: the store and plans of `kvrs`, with any DLPack object in and out.
 
 mod alloc;
+mod any_store;
 mod args;
 mod array;
 mod call;
+mod device;
 mod dlpack;
 mod enter;
 mod errors;
@@ -13,6 +15,7 @@ mod registry;
 mod score;
 mod snapshot;
 mod store;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -55,6 +58,8 @@ mod _kvrs {
     };
     #[pymodule_export]
     use crate::array::Array;
+    #[pymodule_export]
+    use crate::device::cuda_status;
     #[pymodule_export]
     use crate::file::inspect;
     #[pymodule_export]

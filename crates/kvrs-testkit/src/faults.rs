@@ -1,8 +1,8 @@
 //! Faults on purpose: memory that runs out, and files that cannot be written or read to the end.
 
 use kvrs::{Chunk, Cpu, Error, Result};
-use kvrs_codec::HeadCodec;
 use kvrs_codec::backend::{AttendCall, Backend, RawRows, Results};
+use kvrs_codec::{HeadCodec, Side};
 use kvrs_core::page::{ChunkSource, Entry, Page};
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -95,24 +95,23 @@ impl Backend for Faulty {
         self.cpu.copy_page(from, to);
     }
 
-    fn read_page(&self, page: &Page<Chunk>, out: &mut [u8]) {
-        self.cpu.read_page(page, out);
+    fn read_page(&self, page: &Page<Chunk>, out: &mut [u8]) -> Result<()> {
+        self.cpu.read_page(page, out)
     }
 
-    fn write_page(&self, page: &mut Page<Chunk>, bytes: &[u8]) {
-        self.cpu.write_page(page, bytes);
+    fn write_page(&self, page: &mut Page<Chunk>, bytes: &[u8]) -> Result<()> {
+        self.cpu.write_page(page, bytes)
     }
 
-    fn decode_slot(
+    fn decode_live(
         &self,
         codec: &HeadCodec,
         entry: &Entry<Chunk>,
         start: i64,
-        slot: usize,
-        head: usize,
-        out: (&mut [f32], &mut [f32]),
+        side: (Side, usize),
+        out: &mut Vec<f32>,
     ) {
-        self.cpu.decode_slot(codec, entry, start, slot, head, out);
+        self.cpu.decode_live(codec, entry, start, side, out);
     }
 
     fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {

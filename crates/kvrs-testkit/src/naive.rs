@@ -4,6 +4,8 @@ use crate::attention::Head;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use kvrs::{Dtype, LayerShape, PlanSpec, SeqId};
+use kvrs_codec::offset::KeyOffset;
+use kvrs_codec::phasor::Phasors;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Tokens behind a sliding window that a truncate may bring back.
@@ -73,6 +75,31 @@ impl Naive {
         let codecs = [&self.spec.keys[layer], &self.spec.values[layer]];
         let short = self.shape(layer).sliding.is_some_and(|s| s <= self.spec.recent + self.group);
         short || codecs.iter().all(|c| c.name == "raw16")
+    }
+
+    /// A key and a value of a head less the plan's constants: the part of them that codecs see.
+    ///
+    /// # Panics
+    /// If the layer's rotary embedding is not one.
+    #[must_use]
+    pub fn residual(&self, layer: usize, head: usize, position: i64, kv: [&[f32]; 2]) -> [Vec<f32>; 2] {
+        let [mut key, mut value] = kv.map(<[f32]>::to_vec);
+        let shape = self.shape(layer);
+        let of_head = |offset: &Option<Vec<Option<Vec<f32>>>>, dim: usize| -> Vec<f32> {
+            let all = offset.as_ref().and_then(|layers| layers[layer].as_ref());
+            all.map_or_else(|| vec![0.0; dim], |all| all[head * dim..(head + 1) * dim].to_vec())
+        };
+        let k0 = of_head(&self.spec.key_offset, shape.key_dim);
+        match &shape.rope {
+            Some(rope) => {
+                let phasors = Phasors::new(rope, shape.key_dim).expect("a rotary embedding");
+                KeyOffset::new(&k0, &phasors).subtract(position, &mut key);
+            }
+            None => key.iter_mut().zip(&k0).for_each(|(x, c)| *x -= c),
+        }
+        let mean = of_head(&self.spec.value_offset, shape.value_dim);
+        value.iter_mut().zip(&mean).for_each(|(x, c)| *x -= c);
+        [key, value]
     }
 
     /// Adds an empty sequence whose first token will stand at position `start`.

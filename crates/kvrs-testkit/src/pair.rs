@@ -3,7 +3,7 @@
 use crate::attention::{Head, Scoring, relative_error, tolerance};
 use crate::naive::{Naive, Token};
 use crate::tensor::{Noise, Tensor};
-use kvrs::{Chunk, Cpu, Decoded, Dtype, Isa, KvStore, Plan, Queries, SeqId, Tokens};
+use kvrs::{Cpu, Decoded, Dtype, Isa, KvStore, Plan, Queries, SeqId, Tokens};
 use kvrs_codec::backend::Backend;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Pair {
     }
 }
 
-impl<B: Backend<Chunk = Chunk>> Pair<B> {
+impl<B: Backend> Pair<B> {
     /// As [`Pair::new`], on the backend that `wrap` makes of the CPU.
     ///
     /// # Panics
@@ -60,7 +60,16 @@ impl<B: Backend<Chunk = Chunk>> Pair<B> {
         let isas: Vec<Isa> = Isa::available().collect();
         let isa = isas[(seed % isas.len() as u64) as usize];
         let cpu = Cpu::new(None).and_then(|cpu| cpu.with_isa(isa)).expect("an instruction set of this CPU");
-        let store = KvStore::new(plan.clone(), Arc::new(wrap(cpu)), capacity).expect("a store");
+        Self::with(plan, capacity, seed, wrap(cpu), isa)
+    }
+
+    /// As [`Pair::new`], on any backend; `isa` says whether it rounds queries to integer digits.
+    ///
+    /// # Panics
+    /// If the store cannot be made.
+    #[must_use]
+    pub fn with(plan: &Plan, capacity: Option<u64>, seed: u64, backend: B, isa: Isa) -> Self {
+        let store = KvStore::new(plan.clone(), Arc::new(backend), capacity).expect("a store");
         let naive = Naive::new(plan.spec(), plan.describe()[0].group, Dtype::F16);
         let (sealed, frozen, noise) = (BTreeMap::new(), Arc::new(()), Noise::new(seed));
         Self { store, naive, sealed, frozen, noise, isa }
@@ -267,10 +276,12 @@ impl<B: Backend<Chunk = Chunk>> Pair<B> {
                 let place = (id, layer, head, *index);
                 let then = self.sealed.entry(place).or_insert_with(|| (k.clone(), v.clone()));
                 assert_eq!((&then.0, &then.1), (k, v), "{place:?} was encoded again");
-                assert!(
-                    cosine(k, &token.key) > 0.6 && cosine(v, &token.value) > 0.6,
-                    "{place:?} is another token"
-                );
+                let residual = |kv| self.naive.residual(layer, head, sequence.start + *index as i64, kv);
+                let [got, given] = [residual([k, v]), residual([&token.key, &token.value])];
+                for (got, given) in got.iter().zip(&given) {
+                    let cosine = cosine(got, given);
+                    assert!(cosine > 0.6, "{place:?} is another token: cosine {cosine}");
+                }
             } else {
                 assert_eq!((k, v), (&token.key, &token.value), "16-bit token {index} of layer {layer}");
             }

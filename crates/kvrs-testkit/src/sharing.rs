@@ -12,9 +12,9 @@ type Place = (usize, usize, usize);
 
 /// A snapshot, and what it ought to hold.
 #[derive(Debug, Clone)]
-pub struct Frozen {
+pub struct Frozen<C = Chunk> {
     /// That of the store under test.
-    pub snapshot: Snapshot<Chunk>,
+    pub snapshot: Snapshot<C>,
     contents: Contents,
     _alive: Arc<()>,
 }
@@ -34,7 +34,7 @@ struct Contents {
     sealed: BTreeMap<Place, (Vec<f32>, Vec<f32>)>,
 }
 
-impl<B: Backend<Chunk = Chunk>> Pair<B> {
+impl<B: Backend> Pair<B> {
     fn contents(&self, id: SeqId) -> Contents {
         let places = self.sealed.iter().filter(|(place, _)| place.0 == id);
         let sealed = places.map(|((_, l, h, i), kv)| ((*l, *h, *i), kv.clone())).collect();
@@ -101,7 +101,7 @@ impl<B: Backend<Chunk = Chunk>> Pair<B> {
     ///
     /// # Errors
     /// What the store answered; nothing has changed then.
-    pub fn snapshot(&mut self, id: SeqId) -> Result<Frozen> {
+    pub fn snapshot(&mut self, id: SeqId) -> Result<Frozen<B::Chunk>> {
         let (snapshot, contents) = (self.store.snapshot(id)?, self.contents(id));
         Ok(Frozen { snapshot, contents, _alive: Arc::clone(&self.frozen) })
     }
@@ -110,7 +110,7 @@ impl<B: Backend<Chunk = Chunk>> Pair<B> {
     ///
     /// # Errors
     /// What the store answered; nothing has changed then.
-    pub fn create_from(&mut self, frozen: &Frozen) -> Result<SeqId> {
+    pub fn create_from(&mut self, frozen: &Frozen<B::Chunk>) -> Result<SeqId> {
         let id = self.store.create_from(1, &frozen.snapshot)?[0];
         self.put(id, frozen.contents.clone());
         Ok(id)

@@ -60,7 +60,9 @@ impl<B: Backend> KvStore<B> {
         let rows = self.rows(seqs)?;
         let mut rows = rows.write()?;
         self.prepare(layer, &mut rows, &checked, None)?;
-        observe::take(layer, self.layer(layer)?, &mut rows, &checked, None, None);
+        let plan = self.layer(layer)?;
+        let seen = observe::look(&*self.backend, plan, &rows, &checked, None)?;
+        observe::take(layer, plan, &mut rows, &checked, None, (None, seen));
         self.commit(layer, &mut rows, &checked)
     }
 
@@ -83,7 +85,7 @@ impl<B: Backend> KvStore<B> {
         tokens: &Tokens<'a>,
     ) -> Result<Checked<'a>> {
         let plan = self.layer(layer)?;
-        tokens.check_shapes(&plan.codec.shape, rows)?;
+        tokens.check_shapes(&plan.codec.shape, rows, self.backend.place())?;
         let types = self.types_for(tokens.k.dtype())?;
         let width = tokens.k.shape()[2];
         let columns = columns::of_mask(tokens.mask, rows, width);
@@ -189,7 +191,7 @@ impl<B: Backend> KvStore<B> {
             }
             sequence.give_back(layer, plan);
         }
-        Ok(())
+        self.backend.flush()
     }
 
     /// Writes one row's tokens into one table, page by page; seals groups and drops pages as they become due.

@@ -29,7 +29,7 @@ impl<B: Backend> KvStore<B> {
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
         let plan = self.layer(layer)?;
-        queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
+        self.check_queries(plan, seqs.len(), queries, out, lse.as_deref())?;
         let columns = columns::of_mask(queries.mask, seqs.len(), queries.q.shape()[2]);
         let rows = self.rows(seqs)?;
         let rows = rows.read()?;
@@ -51,7 +51,7 @@ impl<B: Backend> KvStore<B> {
             &call,
             Results { out: Some(out), lse, received: None, value_tiles: Some(&self.value_tiles) },
         );
-        Ok(())
+        self.backend.flush()
     }
 
     /// Attends over the stored past and the call's own tokens (exactly as given, causal), then appends them:
@@ -69,7 +69,7 @@ impl<B: Backend> KvStore<B> {
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
         let plan = self.layer(layer)?;
-        queries.check(&plan.codec.shape, seqs.len(), out, lse.as_ref().map(|l| l.len()))?;
+        self.check_queries(plan, seqs.len(), queries, out, lse.as_deref())?;
         self.append_queried(layer, seqs, queries, tokens, |call, received| {
             let value_tiles = Some(&self.value_tiles);
             self.backend.attend(call, Results { out: Some(out), lse, received, value_tiles });
@@ -88,12 +88,23 @@ impl<B: Backend> KvStore<B> {
         queries: &Queries<'_>,
     ) -> Result<()> {
         let plan = self.layer(layer)?;
-        queries.check_alone(&plan.codec.shape, seqs.len())?;
+        queries.check_alone(&plan.codec.shape, seqs.len(), self.backend.place())?;
         self.append_queried(layer, seqs, queries, tokens, |call, received| {
             if let Some(received) = received {
                 self.attend_unseen(call, received);
             }
         })
+    }
+
+    fn check_queries(
+        &self,
+        plan: &LayerPlan,
+        rows: usize,
+        queries: &Queries<'_>,
+        out: &ViewMut<'_>,
+        lse: Option<&[f32]>,
+    ) -> Result<()> {
+        queries.check(&plan.codec.shape, rows, out, lse.map(<[f32]>::len), self.backend.place())
     }
 
     /// Appends tokens with their queries; `attend` sees the call before they are appended, with the sums that the
@@ -115,7 +126,9 @@ impl<B: Backend> KvStore<B> {
         let mut sums = observe::start(layer, plan, &rows, &checked);
         let call = own_call(layer, plan, &rows, &checked, queries);
         attend(&call, sums.as_mut().map(Sums::received));
-        observe::take(layer, plan, &mut rows, &checked, Some(queries), sums);
+        self.backend.flush()?;
+        let seen = observe::look(&*self.backend, plan, &rows, &checked, Some(queries))?;
+        observe::take(layer, plan, &mut rows, &checked, Some(queries), (sums, seen));
         self.commit(layer, &mut rows, &checked)
     }
 }

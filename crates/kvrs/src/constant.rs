@@ -6,6 +6,7 @@
 use crate::compile::{LayerPlan, PACKED, RAW, RAW_CODEC};
 use crate::plan::Plan;
 use crate::store::KvStore;
+use kvrs_codec::Side;
 use kvrs_codec::backend::Backend;
 use kvrs_codec::phasor::Phasors;
 use kvrs_core::page::Table;
@@ -64,15 +65,15 @@ impl ConstantWatch {
         }
         let shape = &plan.codec.shape;
         let back = shape.rope.as_ref().and_then(|rope| Phasors::new(rope, shape.key_dim).ok());
-        let (mut k, mut v) = (vec![0.0; shape.key_dim], vec![0.0; shape.value_dim]);
+        let mut keys = Vec::new();
         let pages = plan.rule.group / kvrs_core::page::RAW_SLOTS;
         for entry in table.window().iter().skip(group * pages).take(pages) {
-            for (slot, index) in entry.live_slots() {
-                store.backend.decode_slot(plan.class(head, RAW), entry, start, slot, 0, (&mut k, &mut v));
+            store.backend.decode_live(plan.class(head, RAW), entry, start, (Side::Key, 0), &mut keys);
+            for (k, (_, index)) in keys.chunks_exact_mut(shape.key_dim).zip(entry.live_slots()) {
                 if let Some(back) = &back {
-                    back.rotate(-(start + index as i64), &mut k);
+                    back.rotate(-(start + index as i64), k);
                 }
-                mean.add(&k);
+                mean.add(k);
             }
         }
         if mean.tokens >= TOKENS {

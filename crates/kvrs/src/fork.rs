@@ -1,6 +1,5 @@
 //! Forking: two sequences with the same tokens in the same pages, of which whoever writes first makes its own copy.
 
-use crate::locks::broken;
 use crate::sequence::{LayerState, Sequence};
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -19,7 +18,7 @@ impl<B: Backend> KvStore<B> {
     /// [`kvrs_core::Error::Capacity`] if the tables do not fit.
     pub fn fork(&self, seq: SeqId) -> Result<SeqId> {
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
+        let mut sequence = row.write()?;
         sequence.check_even(seq)?;
         let mut grant = self.grant("the tables of a fork", sequence.entries())?;
         let fork = sequence.fork(&mut grant);
@@ -49,6 +48,7 @@ impl<C> Sequence<C> {
             target: 0,
             prompt: self.prompt,
             shared: Supply::default(),
+            parked: None,
         }
     }
 }

@@ -1,13 +1,8 @@
 //! What a call brings, and the checks that come before anything changes.
 
-use kvrs_codec::{Dtype, View, ViewMut};
+use kvrs_codec::{Dtype, Place, View, ViewMut};
 use kvrs_core::{Error, LayerShape, Result};
 use rayon::prelude::*;
-
-/// Largest magnitude of a bfloat16 or float32 element that encoding can square and sum in f32.
-const MAX_ENCODED: f32 = 2.9e17; // 2^58
-/// Largest finite float16.
-const MAX_F16: f32 = 65504.0;
 
 /// New tokens: keys after RoPE and values, as models cache them.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +59,17 @@ pub(crate) fn check_shape(what: &str, got: [usize; 4], rows: usize, heads: usize
     Ok(())
 }
 
+/// Checks that a tensor is in host memory, which is what the host fills.
+pub(crate) fn check_host(what: &str, got: Place) -> Result<()> {
+    if got == Place::Host { Ok(()) } else { Err(Error::device(what, got, Place::Host)) }
+}
+
+/// Checks that a tensor is where the store is.
+pub(crate) fn check_place(what: &str, got: Place, store: Place) -> Result<()> {
+    let allowed = || format!("{store}, where the store is");
+    if got == store { Ok(()) } else { Err(Error::device(what, got, allowed())) }
+}
+
 /// Checks a mask's or the positions' length.
 pub(crate) fn check_len(what: &str, len: usize, rows: usize, columns: usize) -> Result<()> {
     if len != rows * columns {
@@ -74,7 +80,9 @@ pub(crate) fn check_len(what: &str, len: usize, rows: usize, columns: usize) -> 
 
 impl Tokens<'_> {
     /// Shapes and lengths; values are looked at by [`Tokens::check_values`].
-    pub(crate) fn check_shapes(&self, layer: &LayerShape, rows: usize) -> Result<()> {
+    pub(crate) fn check_shapes(&self, layer: &LayerShape, rows: usize, store: Place) -> Result<()> {
+        check_place("k", self.k.place(), store)?;
+        check_place("v", self.v.place(), store)?;
         check_shape("k", self.k.shape(), rows, layer.kv_heads, layer.key_dim)?;
         check_shape("v", self.v.shape(), rows, layer.kv_heads, layer.value_dim)?;
         let columns = self.k.shape()[2];
@@ -95,9 +103,12 @@ impl Tokens<'_> {
         self.positions.map_or(Ok(()), |p| check_len("positions", p.len(), rows, columns))
     }
 
-    /// Finite and representable elements, in unmasked tokens only; names the first bad one.
+    /// Finite and representable elements, in unmasked tokens only; names the first bad one. A device looks itself.
     pub(crate) fn check_values(&self, columns: &[Vec<usize>], window: Dtype, parallel: bool) -> Result<()> {
-        let limit = if window == Dtype::F16 { MAX_F16 } else { MAX_ENCODED };
+        if self.k.place() != Place::Host {
+            return Ok(());
+        }
+        let limit = window.largest_stored();
         let heads =
             (0..self.k.shape()[0]).flat_map(|row| (0..self.k.shape()[1]).map(move |head| (row, head)));
         let of = |(what, x)| heads.clone().map(move |(row, head)| (what, x, row, head));
@@ -135,8 +146,10 @@ impl Queries<'_> {
         rows: usize,
         out: &ViewMut<'_>,
         lse: Option<usize>,
+        store: Place,
     ) -> Result<()> {
-        self.check_alone(layer, rows)?;
+        self.check_alone(layer, rows, store)?;
+        check_place("out", out.place(), store)?;
         let columns = self.q.shape()[2];
         let expected = [rows, layer.query_heads, columns, layer.value_dim];
         if out.shape() != expected {
@@ -149,7 +162,8 @@ impl Queries<'_> {
     }
 
     /// The checks that need no output.
-    pub(crate) fn check_alone(&self, layer: &LayerShape, rows: usize) -> Result<()> {
+    pub(crate) fn check_alone(&self, layer: &LayerShape, rows: usize, store: Place) -> Result<()> {
+        check_place("q", self.q.place(), store)?;
         check_shape("q", self.q.shape(), rows, layer.query_heads, layer.key_dim)?;
         if let Some(mask) = self.mask {
             check_len("mask", mask.len(), rows, self.q.shape()[2])?;

@@ -2,7 +2,6 @@
 
 use crate::compile::LayerPlan;
 use crate::evict::{Move, spare_pages};
-use crate::locks::broken;
 use crate::sequence::LayerState;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -25,7 +24,7 @@ impl<B: Backend> KvStore<B> {
             return Err(Error::shape("positions", got, format!("{heads}, one per head")));
         }
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
+        let mut sequence = row.write()?;
         if sequence.held(plan) {
             let got = format!("{seq}, whose prompt is open");
             return Err(Error::sequence("seq", got, "a sequence after end_prompt"));

@@ -36,6 +36,7 @@ mod joint;
 mod keep;
 mod locks;
 mod memory;
+mod park;
 mod plan;
 mod plan_file;
 mod prefix;

@@ -2,7 +2,6 @@
 //!
 //! Tokens are compared by a chain of SHA-256 over blocks of 64 ids, which begins with the plan's hash.
 
-use crate::evict::Prompt;
 use crate::locks::broken;
 use crate::sequence::Sequence;
 use crate::snapshot::Snapshot;
@@ -145,12 +144,8 @@ impl<B: Backend> KvStore<B> {
     /// tokens, or a length to which the sequence cannot be truncated; [`Error::Capacity`] if the tables do not fit.
     pub fn publish(&self, seq: SeqId, token_ids: &[i64]) -> Result<usize> {
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
-        sequence.check_even(seq)?;
-        if sequence.prompt != Prompt::Closed {
-            let got = format!("{seq}, whose prompt is open");
-            return Err(Error::sequence("seq", got, "a sequence after end_prompt"));
-        }
+        let mut sequence = row.write()?;
+        sequence.check_closed(seq)?;
         let length = sequence.length();
         if token_ids.len() > length {
             let allowed = format!("at most {length}, the length of sequence {seq}");

@@ -1,10 +1,10 @@
 //! Reading back: lengths, positions and what is stored, decoded.
 
-use crate::locks::broken;
 use crate::sequence::Sequence;
 use crate::store::KvStore;
-use kvrs_codec::ViewMut;
 use kvrs_codec::backend::Backend;
+use kvrs_codec::{Side, ViewMut};
+use kvrs_core::page::Entry;
 use kvrs_core::{Error, Result, SeqId};
 
 /// What a head stores, decoded to f32.
@@ -32,7 +32,7 @@ impl<B: Backend> KvStore<B> {
             self.layer(layer)?;
         }
         let row = self.row(seq)?;
-        let sequence = row.read().map_err(broken)?;
+        let sequence = row.read_parked()?;
         Ok(layer.map_or_else(|| sequence.length(), |layer| sequence.layers[layer].length))
     }
 
@@ -43,7 +43,7 @@ impl<B: Backend> KvStore<B> {
     pub fn kept_positions(&self, seq: SeqId, layer: usize, head: usize) -> Result<Vec<i64>> {
         self.check_head(layer, head)?;
         let row = self.row(seq)?;
-        let sequence = row.read().map_err(broken)?;
+        let sequence = row.read()?;
         let start = sequence.start();
         let indices = sequence.layers[layer].tables[head].live_indices();
         Ok(indices.into_iter().map(|i| start + i as i64).collect())
@@ -56,30 +56,31 @@ impl<B: Backend> KvStore<B> {
     pub fn decode(&self, layer: usize, seq: SeqId, head: usize) -> Result<Decoded> {
         self.check_head(layer, head)?;
         let row = self.row(seq)?;
-        let sequence = row.read().map_err(broken)?;
+        let sequence = row.read()?;
         let shape = &self.layer(layer)?.codec.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
         let n = sequence.layers[layer].tables[head].kept();
         let mut decoded = Decoded {
             keys: vec![0.0; n * key_dim],
             values: vec![0.0; n * value_dim],
-            positions: Vec::with_capacity(n),
+            positions: vec![0; n],
             key_dim,
             value_dim,
         };
         self.decode_head(layer, &sequence, head, |i, position, k, v| {
             decoded.keys[i * key_dim..(i + 1) * key_dim].copy_from_slice(k);
             decoded.values[i * value_dim..(i + 1) * value_dim].copy_from_slice(v);
-            decoded.positions.push(position);
+            decoded.positions[i] = position;
         })?;
+        self.backend.flush()?;
         Ok(decoded)
     }
 
-    /// Decodes sequences into the caller's tensors `[B, kv_heads, T, dim]`, for engines whose own attention is
-    /// to be used. Returns the tokens of each row and zeroes the rest of it.
+    /// Decodes sequences into the caller's tensors `[B, kv_heads, T, dim]` in host memory, for engines whose own
+    /// attention is to be used. Returns the tokens of each row and zeroes the rest of it.
     ///
     /// # Errors
-    /// [`Error::Shape`] for tensors that do not fit, [`Error::Sequence`] if heads keep different numbers of
+    /// [`Error::Device`] for tensors elsewhere, [`Error::Shape`] for tensors that do not fit, [`Error::Sequence`] if heads keep different numbers of
     /// tokens.
     pub fn decode_into(
         &self,
@@ -89,6 +90,8 @@ impl<B: Backend> KvStore<B> {
         values: &mut ViewMut<'_>,
     ) -> Result<Vec<usize>> {
         let shape = &self.layer(layer)?.codec.shape;
+        crate::input::check_host("k_out", keys.place())?;
+        crate::input::check_host("v_out", values.place())?;
         crate::input::check_shape("k_out", keys.shape(), seqs.len(), shape.kv_heads, shape.key_dim)?;
         crate::input::check_shape("v_out", values.shape(), seqs.len(), shape.kv_heads, shape.value_dim)?;
         let rows = self.rows(seqs)?;
@@ -105,6 +108,7 @@ impl<B: Backend> KvStore<B> {
                 zero_rows(values, b, head, counts[b]);
             }
         }
+        self.backend.flush()?;
         Ok(counts)
     }
 
@@ -116,18 +120,14 @@ impl<B: Backend> KvStore<B> {
         mut each: impl FnMut(usize, i64, &[f32], &[f32]),
     ) -> Result<()> {
         let plan = self.layer(layer)?;
-        let (mut k, mut v) = (vec![0.0; plan.codec.shape.key_dim], vec![0.0; plan.codec.shape.value_dim]);
-        let start = sequence.start();
-        let entries = sequence.layers[layer].tables[head].entries();
-        let slots =
-            entries.flat_map(|entry| entry.live_slots().map(move |(slot, index)| (entry, slot, index)));
-        let mut slots: Vec<_> = slots.collect();
-        slots.sort_by_key(|(_, _, index)| *index);
-        for (i, (entry, slot, index)) in slots.into_iter().enumerate() {
-            let codec = &plan.codec.classes[head][entry.class()];
-            self.backend.decode_slot(codec, entry, start, slot, 0, (&mut k, &mut v));
-            each(i, start + index as i64, &k, &v);
-        }
+        let (table, start) = (&sequence.layers[layer].tables[head], sequence.start());
+        let indices = |entry: &Entry<_>| entry.live_slots().map(|(_, index)| index).collect::<Vec<_>>();
+        let stored: Vec<usize> = table.entries().flat_map(indices).collect();
+        let (ascending, mut stored) = (table.live_indices(), stored.into_iter());
+        self.each_live(plan, head, table, start, [Side::Key, Side::Value], |[k, v]| {
+            let index = stored.next().expect("an index per live token");
+            each(ascending.partition_point(|i| *i < index), start + index as i64, k, v);
+        });
         Ok(())
     }
 

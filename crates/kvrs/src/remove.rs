@@ -1,7 +1,6 @@
 //! Removing a range of tokens from the middle of a sequence.
 
 use crate::compile::LayerPlan;
-use crate::locks::broken;
 use crate::sequence::LayerState;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -21,7 +20,7 @@ impl<B: Backend> KvStore<B> {
     /// [`Error::Sequence`] for an unknown id or a range that does not lie inside the sequence.
     pub fn remove(&self, seq: SeqId, start: usize, stop: usize) -> Result<()> {
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
+        let mut sequence = row.write()?;
         let length = sequence.length();
         if stop > length {
             return Err(Error::sequence("stop", stop, format!("0..={length}, the length of sequence {seq}")));

@@ -1,12 +1,17 @@
 //! Moving sequences between rows: beams that change places, and batches that shrink and grow.
 
-use crate::locks::{broken, unknown};
+use crate::locks::{Rows, Shared, broken, unknown};
 use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
-use kvrs_core::page::Grant;
+use kvrs_core::page::{ChunkSource, Grant};
 use kvrs_core::{Error, Result, SeqId};
+use std::collections::BTreeMap;
 use std::ops::DerefMut;
+use std::sync::RwLockWriteGuard;
+
+type MapGuard<'a, B> = RwLockWriteGuard<'a, BTreeMap<SeqId, Shared<<B as ChunkSource>::Chunk>>>;
+type Writes<'a, B> = Vec<RwLockWriteGuard<'a, Sequence<<B as ChunkSource>::Chunk>>>;
 
 impl<B: Backend> KvStore<B> {
     /// Afterwards `seqs[i]` holds what `seqs[index[i]]` held; ids stay. Rows that share a source share its pages, and
@@ -43,11 +48,10 @@ impl<B: Backend> KvStore<B> {
         check_index(index, seqs.len())?;
         Self::check_new(index.len())?;
         let rows = self.rows(seqs)?;
-        let mut map = self.sequences.write().map_err(broken)?;
+        let (mut map, mut locked) = self.map_with(&rows)?;
         if let Some(gone) = seqs.iter().find(|id| !map.contains_key(id)) {
             return Err(unknown(*gone, map.len()));
         }
-        let mut locked = rows.write()?;
         check_even(&locked, seqs)?;
         let mut grant = self.grant("the tables of selected sequences", extra_entries(&locked, index))?;
         let moved = gathered(&mut locked, index, &mut grant, || self.empty());
@@ -57,6 +61,21 @@ impl<B: Backend> KvStore<B> {
         drop(map);
         drop((freed, rows));
         Ok(ids)
+    }
+
+    /// The id map and sequences, all locked to be written.
+    ///
+    /// While another call has one of the sequences, the map stays open to everybody: it is let go, the sequences are
+    /// waited for, and both are tried again.
+    fn map_with<'a>(&'a self, rows: &'a Rows<B::Chunk>) -> Result<(MapGuard<'a, B>, Writes<'a, B>)> {
+        loop {
+            let map = self.sequences.write().map_err(broken)?;
+            if let Some(locked) = rows.try_write()? {
+                return Ok((map, locked));
+            }
+            drop(map);
+            drop(rows.write()?);
+        }
     }
 }
 

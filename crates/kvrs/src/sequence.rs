@@ -2,6 +2,7 @@
 
 use crate::compile::LayerPlan;
 use crate::evict::{EvictState, LayerEvict, Prompt};
+use crate::park::Parked;
 use kvrs_core::page::{Supply, Table};
 use kvrs_core::{Error, LayerShape, Result, SeqId};
 
@@ -54,12 +55,15 @@ pub(crate) struct Sequence<C> {
     pub(crate) prompt: Prompt,
     /// Raw pages that the layers of a whole prompt use one after the other.
     pub(crate) shared: Supply<C>,
+    /// What the tables held, while the pages are in host memory.
+    pub(crate) parked: Option<Parked>,
 }
 
 impl<C> Sequence<C> {
     pub(crate) fn new(shapes: &[LayerShape], sinks: usize) -> Self {
         let layers = shapes.iter().map(|shape| LayerState::new(shape.kv_heads, sinks)).collect();
-        Self { start: None, layers, target: 0, prompt: Prompt::Closed, shared: Supply::default() }
+        let (prompt, shared) = (Prompt::Closed, Supply::default());
+        Self { start: None, layers, target: 0, prompt, shared, parked: None }
     }
 
     /// Tokens that every layer has.
@@ -101,6 +105,21 @@ impl<C> Sequence<C> {
             return Err(Error::Internal("statistics of tokens that have gone".into()));
         }
         Ok(())
+    }
+
+    /// Checks that no prompt is open and that all layers have the same tokens.
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] naming the sequence.
+    pub(crate) fn check_closed(&self, id: SeqId) -> Result<()> {
+        if self.prompt != Prompt::Closed {
+            return Err(Error::sequence(
+                "seq",
+                format!("{id}, whose prompt is open"),
+                "a sequence after end_prompt",
+            ));
+        }
+        self.check_even(id)
     }
 
     /// Checks that all layers have the same tokens.

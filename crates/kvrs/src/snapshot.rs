@@ -71,7 +71,7 @@ impl<B: Backend> KvStore<B> {
     /// As [`KvStore::fork`].
     pub fn snapshot(&self, seq: SeqId) -> Result<Snapshot<B::Chunk>> {
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
+        let mut sequence = row.write()?;
         sequence.check_even(seq)?;
         let mut grant = self.grant("the tables of a snapshot", sequence.entries())?;
         let frozen = sequence.fork(&mut grant);

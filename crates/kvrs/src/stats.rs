@@ -53,6 +53,8 @@ pub struct Stats {
     pub bytes_slack: u64,
     /// Matrices and tables of the plan, not counted in the total.
     pub bytes_constants: u64,
+    /// Host memory of sequences after `to_host`, not counted in the total.
+    pub bytes_parked: u64,
     /// The hard limit.
     pub bytes_capacity: Option<u64>,
     /// Pages cut from memory.
@@ -63,7 +65,7 @@ pub struct Stats {
     pub per_layer: Vec<LayerStats>,
     /// Tokens appended, summed over sequences.
     pub tokens_logical: u64,
-    /// Tokens kept, summed over sequences, layers and heads.
+    /// Tokens kept, summed over layers, heads and the sequences that are not parked.
     pub tokens_kept: u64,
     /// Encodings ever done, summed over layers and heads.
     pub tokens_encoded: u64,
@@ -81,7 +83,7 @@ pub struct Stats {
     pub huge_pages: bool,
     /// Live sequences.
     pub sequences: usize,
-    /// `8 * bytes_total` over the elements of all visible logical tokens.
+    /// `8 * bytes_total` over the elements of all visible logical tokens that are not parked.
     pub bits_per_element: f64,
 }
 
@@ -93,12 +95,16 @@ impl<B: Backend> KvStore<B> {
     pub fn stats(&self) -> Result<Stats> {
         let plan = self.compiled()?;
         let mut layers: Vec<LayerStats> = plan.layers.iter().map(LayerStats::new).collect();
-        let (mut logical, mut elements) = (0, 0);
+        let (mut logical, mut elements, mut parked) = (0, 0, 0);
         let (mut policies, mut held) = (BTreeMap::new(), Held::default());
         let map = self.sequences.read().map_err(broken)?;
         for sequence in map.values() {
             let sequence = sequence.read().map_err(broken)?;
             logical += sequence.length() as u64;
+            if let Some(pages) = &sequence.parked {
+                parked += pages.bytes();
+                continue;
+            }
             report::add(plan, &sequence, &mut policies);
             held.add(plan, &sequence, &mut layers);
             for ((state, plan), stats) in sequence.layers.iter().zip(&plan.layers).zip(&mut layers) {
@@ -112,7 +118,7 @@ impl<B: Backend> KvStore<B> {
             held.add(plan, &snapshot.sequence, &mut layers);
         }
         let mut stats = Stats { tokens_logical: logical, sequences, ..Stats::sum(layers) };
-        stats.bytes_statistics = held.statistics;
+        (stats.bytes_statistics, stats.bytes_parked) = (held.statistics, parked);
         stats.policies = policies.into_values().collect();
         stats.waiting = report::waiting(&stats.policies);
         stats.add_memory(&self.arena.stats(), held.gathered);

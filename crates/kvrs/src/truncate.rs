@@ -2,7 +2,6 @@
 
 use crate::compile::LayerPlan;
 use crate::evict::Prompt;
-use crate::locks::broken;
 use crate::sequence::{LayerState, Sequence};
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -35,7 +34,7 @@ impl<B: Backend> KvStore<B> {
     /// Truncates to `left(length)`; `n` is what the caller asked for.
     fn cut(&self, seq: SeqId, n: usize, left: impl Fn(usize) -> Option<usize>) -> Result<()> {
         let row = self.row(seq)?;
-        let mut sequence = row.write().map_err(broken)?;
+        let mut sequence = row.write()?;
         let length = sequence.length();
         let left = left(length)
             .ok_or_else(|| Error::sequence("n", n, format!("0..={length}, the length of sequence {seq}")))?;

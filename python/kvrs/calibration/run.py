@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from kvrs.codec import Codec
 
 
+def check_model(model: Any) -> None:
+    """Refuse what is no model with a configuration."""
+    if not callable(model) or getattr(model, "config", None) is None:
+        raise PlanError(f"model is of type {type(model).__name__}; allowed: a transformers model")
+
+
 def calibrate(
     model: Any,
     batches: Iterable[Any],
@@ -82,8 +88,8 @@ def calibrate(
     Raises
     ------
     kvrs.PlanError
-        If there are too few tokens, a covariance is not finite or has too small a rank, a budget is below
-        what the floors take, or `resume` is of another model, other texts or settings.
+        If `model` is no model, there are too few tokens, a covariance is not finite or has too small a rank,
+        a budget is below what the floors take, or `resume` is of another model, other texts or settings.
 
     Examples
     --------
@@ -93,6 +99,7 @@ def calibrate(
     """
     if allocation not in ALLOCATIONS:
         raise PlanError(f"allocation is {allocation!r}; allowed: {', '.join(ALLOCATIONS)}")
+    check_model(model)
     shape = kvrs.ModelShape.from_config(model.config)
     codecs = {
         "keys": per_layer("keys", keys, shape.layers),

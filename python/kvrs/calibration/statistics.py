@@ -7,6 +7,7 @@ what is left follows exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,8 +234,13 @@ def rows_of(batches: Any) -> list[torch.Tensor]:
         If there are none, or one is no tensor of token ids with more than `SKIPPED` tokens.
     """
     rows: list[torch.Tensor] = []
+    if not isinstance(batches, Iterable) or isinstance(batches, str):
+        raise PlanError(f"batches is {batches!r:.80}; allowed: tensors of token ids [T] or [B, T]")
     for index, batch in enumerate(batches):
-        ids = torch.as_tensor(batch)
+        try:
+            ids = torch.as_tensor(batch)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PlanError(f"batches[{index}] is {batch!r:.80}; allowed: token ids [T] or [B, T]") from error
         if ids.dim() not in (1, 2) or ids.is_floating_point() or ids.is_complex():
             raise PlanError(
                 f"batches[{index}] has shape {tuple(ids.shape)} and dtype "

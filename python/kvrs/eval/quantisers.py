@@ -43,8 +43,10 @@ def perplexity_table(model: str, result: dict[str, Any]) -> list[str]:
     """Return the lines of one model's table, by falling bits."""
     texts = list(result["texts"])
     heads = ["plan", "what is stored", "bits", "MiB", "smaller", *texts]
+    lengths = " and ".join(f"{tokens} of {text}" for text, tokens in result["texts"].items())
     lines = [
-        f"**{model}**, ratio of perplexities to the exact cache; bytes of {result['tokens']} tokens:",
+        f"**{model}**, ratio of perplexities to the exact cache over {lengths}; bytes of "
+        f"{result['tokens']} tokens:",
         "",
     ]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
@@ -82,9 +84,9 @@ def page(results: Path) -> list[str]:
     """Return the generated lines."""
     lines: list[str] = []
     for model in MODELS:
-        found = read(results / f"{model}-quantisers.json")
-        if found:
-            lines += perplexity_table(model, found)
+        for path in sorted(results.glob(f"{model}-quantisers*.json")):
+            allocation = path.stem.removeprefix(f"{model}-quantisers").removeprefix("-")
+            lines += perplexity_table(f"{model}, bits by {allocation}" if allocation else model, read(path))
     speeds = read(results / SPEEDS)
     return lines + (speed_table(speeds) if speeds else [])
 

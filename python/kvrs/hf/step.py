@@ -63,7 +63,7 @@ class Step:
         self._check_window(layer, sliding)
         mask = self._new_columns(layer, attention_mask, query)
         if sink_logits is not None:
-            sink_logits = _without_grad("s_aux", sink_logits.reshape(-1).float())
+            sink_logits = _without_grad("s_aux", sink_logits.reshape(-1).float()).cpu()
         output = self.cache.store.extend(
             layer,
             _without_grad("query", query),
@@ -97,7 +97,7 @@ class Step:
             raise KVError(f"sliding_window of layer {layer} is {sliding}; allowed: {planned}, as in the plan")
 
     def _new_columns(self, layer: int, mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-        """Return the mask ``[B, T]`` of the new tokens, None if all are real."""
+        """Return the mask ``[B, T]`` of the new tokens, in host memory; None if all are real."""
         if mask is None:
             return None
         if id(mask) not in self._masks:
@@ -117,7 +117,7 @@ class Step:
             raise ShapeError(
                 f"attention_mask has shape {tuple(mask.shape)}; allowed: {(rows, past + tokens)}"
             )
-        mask = mask.bool()
+        mask = mask.bool().cpu()
         if past:
             self._check_past(layer, mask[:, :past])
         return mask[:, past:].contiguous()
@@ -140,11 +140,11 @@ class Step:
         mask: torch.Tensor | None,
         query: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Return the positions of a sequence's first tokens unless they count from 0."""
+        """Return the positions of a sequence's first tokens, in host memory, unless they count from 0."""
         if self.cache.layers[layer].columns or positions is None or positions.ndim != 2:
             return None
         rows, tokens = query.shape[0], query.shape[2]
-        positions = positions[:, -tokens:].expand(rows, tokens)
+        positions = positions[:, -tokens:].expand(rows, tokens).cpu()
         first = positions[:, 0] if mask is None else positions.gather(1, mask.int().argmax(1, keepdim=True))
         real = first if mask is None else first[mask.any(1)]
         return positions.long().contiguous() if bool((real != 0).any()) else None

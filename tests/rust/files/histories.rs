@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 #[derive(Debug, Clone)]
-enum Op {
+pub(crate) enum Op {
     Feed { tokens: usize, seed: u64 },
     Prompt { tokens: usize, seed: u64 },
     Truncate { back: usize },
@@ -17,7 +17,7 @@ enum Op {
     Fork,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(crate) fn op() -> impl Strategy<Value = Op> {
     let tokens = prop_oneof![3 => 1usize..3, 3 => 3usize..40, 2 => 40usize..150];
     prop_oneof![
         8 => (tokens.clone(), any::<u64>()).prop_map(|(tokens, seed)| Op::Feed { tokens, seed }),
@@ -59,7 +59,7 @@ fn plans() -> Vec<(String, Plan)> {
 
 /// A plan that prints as its name.
 #[derive(Clone)]
-struct Named(String, Plan);
+pub(crate) struct Named(String, pub(crate) Plan);
 
 impl std::fmt::Debug for Named {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,12 +67,12 @@ impl std::fmt::Debug for Named {
     }
 }
 
-fn any_plan() -> impl Strategy<Value = Named> {
+pub(crate) fn any_plan() -> impl Strategy<Value = Named> {
     prop::sample::select(plans().into_iter().map(|(name, plan)| Named(name, plan)).collect::<Vec<_>>())
 }
 
 /// Does something to a sequence; what came out, and whether it was refused.
-fn act(store: &KvStore<Cpu>, id: SeqId, op: &Op) -> kvrs::Result<Vec<u32>> {
+pub(crate) fn act(store: &KvStore<Cpu>, id: SeqId, op: &Op) -> kvrs::Result<Vec<u32>> {
     let length = store.length(id, None)?;
     match *op {
         Op::Feed { tokens, seed } => feed(store, id, tokens, seed),

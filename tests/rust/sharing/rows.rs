@@ -111,6 +111,30 @@ fn a_removed_range_is_not_seen_and_what_follows_keeps_its_position() {
 }
 
 #[test]
+fn a_sequence_whose_tokens_were_all_removed_goes_on() {
+    for (bits, sinks) in [(0.0, 19), (4.0, 19), (0.0, 40), (4.0, 4)] {
+        for n in [1, 2, 15, 16, 17, 18, 20, 33] {
+            let store = store(&plan(&codec(bits), sinks, 16), None);
+            let id = filled(&store, 1, n)[0];
+            let fork = store.fork(id).unwrap();
+            for id in [fork, id] {
+                store.remove(id, 0, n).unwrap();
+                for (layer, shape) in store.plan().spec().shape.layers.iter().enumerate() {
+                    store.keep(id, layer, &vec![Vec::new(); shape.kv_heads]).unwrap();
+                }
+                feed(&store, id, 3, 5).unwrap();
+                feed(&store, id, 70, 6).unwrap();
+                assert_eq!(
+                    store.kept_positions(id, 0, 0).unwrap(),
+                    (n as i64..n as i64 + 73).collect::<Vec<_>>()
+                );
+            }
+            store.check().unwrap();
+        }
+    }
+}
+
+#[test]
 fn removing_sealed_tokens_gives_their_pages_back() {
     for bits in [0.0, 4.0] {
         let store = store(&plan(&codec(bits), 0, 16), None);

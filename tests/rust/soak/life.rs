@@ -107,6 +107,7 @@ impl Life {
             Call::Select { index } => self.select(index),
             Call::Freeze { .. } | Call::Forget { .. } => self.freeze(call),
             Call::Save { .. } | Call::FullDisk { .. } | Call::Lie { .. } => self.file(call),
+            Call::Park { row } => self.park(*row),
             Call::Truncate { row, .. }
             | Call::Empty { row }
             | Call::Remove { row, .. }
@@ -217,6 +218,21 @@ impl Life {
             _ => {}
         }
         Ok(None)
+    }
+
+    /// Moves a sequence to the host and back; where memory runs out on the way back, it is there once more.
+    fn park(&mut self, row: usize) -> kvrs::Result<Option<SeqId>> {
+        let Some(id) = self.id(row) else { return Ok(None) };
+        let length = self.length(id);
+        self.pair.store.to_host(&[id])?;
+        assert_eq!(self.length(id), length);
+        assert!(matches!(self.pair.store.decode(0, id, 0), Err(Error::Sequence { .. })));
+        if let Err(error) = self.pair.store.to_device(&[id]) {
+            assert!(matches!(error, Error::Capacity { .. }), "{error}");
+            self.luck.heal();
+            self.pair.store.to_device(&[id])?;
+        }
+        Ok(Some(id))
     }
 
     fn file(&mut self, call: &Call) -> kvrs::Result<Option<SeqId>> {

@@ -1,6 +1,7 @@
 //! A long life: thousands of random calls with random faults, against a store that keeps everything in plain vectors.
 //!
-//! `KVRS_SOAK_SEEDS` says how many lives there are (6), `KVRS_SOAK_STEPS` how long each is (10,000 calls).
+//! `KVRS_SOAK_SEEDS` says how many lives there are (6), `KVRS_SOAK_FIRST` with which seed they begin (0), and
+//! `KVRS_SOAK_STEPS` how long each is (10,000 calls).
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod life;
@@ -18,10 +19,13 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn long_lives_with_faults_lose_no_page_and_answer_as_plain_vectors_do() {
     let (seeds, steps) = (setting("KVRS_SOAK_SEEDS", 6), setting("KVRS_SOAK_STEPS", 10_000));
-    let next = AtomicU64::new(0);
+    let first = setting("KVRS_SOAK_FIRST", 0);
+    let next = AtomicU64::new(first);
     let lives = || {
-        while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds) {
+        while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < first + seeds)
+        {
             Life::new(seed).live(steps);
+            println!("seed {seed}: {steps} calls");
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -24,7 +24,7 @@ pub use rabitq::{DEVIATIONS, error_bound};
 pub use spec::{CodecSpec, check};
 
 use crate::calibrated::Arrays;
-use crate::codec::{HeadCodec, SideCodec};
+use crate::codec::{CodecId, HeadCodec, SideCodec};
 use crate::desc::{Inner, PageDesc, Path, RunDesc, Side, SideDesc};
 use crate::view::Dtype;
 use kvrs_core::{Error, LayerShape, Result, Rope};
@@ -202,7 +202,7 @@ fn lay_out(mut key: SideBuild, mut value: SideBuild, heads: u32, slots: u32) -> 
     let group = key.group.max(value.group);
     let desc = PageDesc { slots, group, heads, page_bytes, key: key.desc, value: value.desc };
     desc.validate()?;
-    Ok(HeadCodec { desc, key: key.codec, value: value.codec })
+    Ok(HeadCodec { id: CodecId::fresh(), desc, key: key.codec, value: value.codec })
 }
 
 /// (scale, minimum) pairs of a side with scales on the summed axis.

@@ -93,7 +93,8 @@ fn decoded(side: Side, inner: Inner, slot: usize) -> Vec<f32> {
     let (key, value) = (desc_of(side, Side::Key, inner), desc_of(side, Side::Value, inner));
     let desc = PageDesc { slots: 64, group: 16, heads: 1, page_bytes: 4096, key, value };
     let bytes = page(side, desc.side(side));
-    let codec = HeadCodec { desc, key: constants.clone(), value: constants };
+    let codec =
+        HeadCodec { id: crate::codec::CodecId::fresh(), desc, key: constants.clone(), value: constants };
     let mut out = vec![0.0; 32];
     decode_slot(&codec, side, &bytes, slot, 0, 0, &mut out);
     out

@@ -62,19 +62,66 @@ fn a_copied_row_holds_the_elements_rounded_one_by_one() {
 }
 
 #[test]
+fn copied_rows_are_the_copies_of_each_row() {
+    for from in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let (data, geometries) = rows(from);
+        for geometry in geometries.into_iter().chain([Geometry::contiguous(from, [1, 1, 4, 300])]) {
+            let view = View::new("k", &data, geometry).unwrap();
+            for to in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                let (size, tokens) = (300 * to.size(), geometry.shape[2] - 1);
+                let (mut each, mut all) = (vec![0; tokens * size], vec![1; tokens * size]);
+                for (t, out) in each.chunks_exact_mut(size).enumerate() {
+                    view.copy_row([0, 0, 1 + t], to, out);
+                }
+                view.copy_rows([0, 0, 1], to, &mut all);
+                assert!(all == each, "{from:?} to {to:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn one_element_beyond_the_limit_is_found_wherever_it_stands() {
-    for bad in [2.5, -2.5, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for at in [0, 1, 127, 128, 255, 256, 299] {
-            let mut row = [2.0; 300];
-            let mut data = vec![0; 300 * 2];
-            let geometry = Geometry::contiguous(Dtype::F16, [1, 1, 1, 300]);
-            let within = |row: &[f32], data: &mut [u8]| {
-                ViewMut::new("k", data, geometry).unwrap().write_row([0; 3], row);
-                View::new("k", data, geometry).unwrap().row_within([0; 3], 2.0)
-            };
-            assert!(within(&row, &mut data));
-            row[at] = bad;
-            assert!(!within(&row, &mut data), "{bad} at {at}");
+    for bad in [2.5, -2.5, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (at, dtype) in [0, 1, 127, 128, 255, 256, 299]
+            .into_iter()
+            .flat_map(|at| [Dtype::F32, Dtype::F16, Dtype::Bf16].map(|dtype| (at, dtype)))
+        {
+            let mut row = [-2.0; 300];
+            let mut data = vec![0; 2 * 300 * dtype.size()];
+            let alone = Geometry::contiguous(dtype, [1, 1, 1, 300]);
+            let apart = Geometry { strides: [600, 600, 600, 2], ..alone };
+            for geometry in [alone, apart] {
+                let within = |row: &[f32], data: &mut [u8], limit: f32| {
+                    ViewMut::new("k", data, geometry).unwrap().write_row([0; 3], row);
+                    View::new("k", data, geometry).unwrap().row_within([0; 3], limit)
+                };
+                row[at] = 2.0;
+                assert!(within(&row, &mut data, 2.0) && !within(&row, &mut data, 2.0f32.next_down()));
+                row[at] = bad;
+                assert!(!within(&row, &mut data, 2.0), "{bad} at {at} of {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_16_bit_float_is_within_its_own_magnitude_and_within_none_below() {
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for bits in 0..=u16::MAX {
+            let data = bits.to_le_bytes();
+            let view = View::new("k", &data, Geometry::contiguous(dtype, [1, 1, 1, 1])).unwrap();
+            let mut x = [0.0];
+            view.read_row([0; 3], &mut x);
+            for limit in [1e-6, 1.0, 2.0, 2.001, 65504.0, dtype.largest_stored(), f32::MAX] {
+                assert_eq!(
+                    view.row_within([0; 3], limit),
+                    x[0].abs() <= limit,
+                    "{:?} {} {limit}",
+                    dtype,
+                    x[0]
+                );
+            }
         }
     }
 }

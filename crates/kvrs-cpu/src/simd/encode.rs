@@ -191,7 +191,8 @@ fn squares<S: Simd>(s: S, x: &[Lanes], partial: &mut [Lanes; 16]) {
     for half in 0..S::HALVES {
         for (q, partial) in partial.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let mut sums = [s.splat_f(0.0); 8];
-            for x in x.chunks(8).skip(q).step_by(2) {
+            for x in x.chunks(16) {
+                let x = x.get(8 * q..).unwrap_or_default();
                 for i in 0..8 {
                     if i < x.len() {
                         let v = s.load_f(&x[i], half);

@@ -89,7 +89,7 @@ pub(crate) fn narrow_query<S: Simd>(s: S, args: QueryArgs<'_>) -> Prepared {
             }
         }
         let [[low, high], _] = s.reduce_pairs([sums; 2]);
-        starts[i * rows + row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
+        starts[i * rows + row] = s.narrow_start(minus_64(low), minus_64(high));
     }
     Prepared { digit: 1.0 / factor, sum: s.reduce_add(sum) }
 }
@@ -163,7 +163,7 @@ pub(crate) fn narrow_weights<S: Simd>(
             let ([low, high], sum) = (kept[row], sums[row][0] + sums[row][1]);
             let digit = if low + high > 0.0 { sum / (low + high) } else { values[row] };
             prepared[row] = Prepared { digit, sum };
-            starts[row] = s.narrow_start(-64 * low as i32, -64 * high as i32);
+            starts[row] = s.narrow_start(minus_64(low), minus_64(high));
         }
     }
 }
@@ -200,6 +200,13 @@ fn digit_values<S: Simd>(s: S, largest: [S::F; ROWS], sums: [[f32; 2]; ROWS]) ->
         values[row] = larger(larger(values[row] * (1.0 / 127.0), meeting), TINY);
     }
     values
+}
+
+/// What a lane starts from whose digits have this sum. Scales out of a damaged file may be negative or no number; their
+/// sums wrap around, as those of the kernel do.
+#[inline(always)]
+fn minus_64(digits: f32) -> i32 {
+    (digits as i32).wrapping_mul(-64)
 }
 
 /// The larger of two numbers, without `f32::max`'s care for NaN.

@@ -1,8 +1,7 @@
 //! Attention by its definition in f64, over decoded slots.
 
+use kvrs_codec::Side;
 use kvrs_codec::backend::{AttendCall, Backend};
-use kvrs_cpu::Cpu;
-use kvrs_cpu::memory::Chunk;
 
 /// Outputs `[rows][query heads][columns][value_dim]`, log-sum-exps, and the largest |logit|; NaN where rounding decides
 /// which tokens top-k attention keeps.
@@ -18,22 +17,23 @@ pub(crate) struct Exact {
 type Token = (usize, Vec<f32>, Vec<f32>);
 
 /// The stored tokens of a row and head.
-fn decoded(cpu: &Cpu, call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
+fn decoded<B: Backend>(backend: &B, call: &AttendCall<'_, B::Chunk>, row: usize, head: usize) -> Vec<Token> {
     let (layer, row) = (call.layer, &call.rows[row]);
     let (group, part) = (head / layer.heads_per_group, head % layer.heads_per_group);
     let mut tokens = Vec::new();
     for entry in row.tables[group].entries() {
         let codec = &layer.classes[group][entry.class()];
-        for (slot, index) in entry.live_slots() {
-            let (mut k, mut v) = (vec![0.0; layer.shape.key_dim], vec![0.0; layer.shape.value_dim]);
-            cpu.decode_slot(codec, entry, row.start, slot, part, (&mut k, &mut v));
-            tokens.push((index, k, v));
-        }
+        let [mut k, mut v] = [Vec::new(), Vec::new()];
+        backend.decode_live(codec, entry, row.start, (Side::Key, part), &mut k);
+        backend.decode_live(codec, entry, row.start, (Side::Value, part), &mut v);
+        let rows = k.chunks_exact(layer.shape.key_dim).zip(v.chunks_exact(layer.shape.value_dim));
+        tokens
+            .extend(entry.live_slots().zip(rows).map(|((_, index), (k, v))| (index, k.to_vec(), v.to_vec())));
     }
     tokens
 }
 
-fn own(call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
+fn own<C>(call: &AttendCall<'_, C>, row: usize, head: usize) -> Vec<Token> {
     let Some((k, v)) = call.own else { return Vec::new() };
     let first = call.rows[row].first_index;
     let read = |view: kvrs_codec::View<'_>, column| {
@@ -45,7 +45,7 @@ fn own(call: &AttendCall<'_, Chunk>, row: usize, head: usize) -> Vec<Token> {
     columns.map(|(r, &column)| (first + r, read(k, column), read(v, column))).collect()
 }
 
-pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
+pub(crate) fn attend<B: Backend>(backend: &B, call: &AttendCall<'_, B::Chunk>) -> Exact {
     let [rows, heads, columns, key_dim] = call.q.shape();
     let (shape, dim) = (&call.layer.shape, call.layer.shape.value_dim);
     let mut exact = Exact {
@@ -55,7 +55,7 @@ pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
         received: Vec::new(),
     };
     for (row, kv_head) in (0..rows).flat_map(|r| (0..shape.kv_heads).map(move |h| (r, h))) {
-        let (stored, own) = (decoded(cpu, call, row, kv_head), own(call, row, kv_head));
+        let (stored, own) = (decoded(backend, call, row, kv_head), own(call, row, kv_head));
         let indices: Vec<usize> = stored.iter().chain(&own).map(|token| token.0).collect();
         let mut received = vec![0.0; indices.len()];
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
@@ -81,8 +81,8 @@ pub(crate) fn attend(cpu: &Cpu, call: &AttendCall<'_, Chunk>) -> Exact {
     exact
 }
 
-fn one(
-    call: &AttendCall<'_, Chunk>,
+fn one<C>(
+    call: &AttendCall<'_, C>,
     q: &[f32],
     seen: &[&Token],
     sink: Option<f64>,

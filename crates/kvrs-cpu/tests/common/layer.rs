@@ -1,7 +1,7 @@
 //! Random layers: descriptors with every feature that kernels must know.
 
 use super::Rng;
-use kvrs_codec::codec::LayerCodec;
+use kvrs_codec::codec::{CodecId, LayerCodec};
 use kvrs_codec::desc::{NONE, tile_ops};
 use kvrs_codec::offset::KeyOffset;
 use kvrs_codec::phasor::Phasors;
@@ -209,5 +209,5 @@ fn assemble(
     }
     let desc = PageDesc { slots, group, heads, page_bytes: at.next_multiple_of(64), key: k, value: v };
     desc.validate().unwrap();
-    HeadCodec { desc, key: key.1, value: value.1 }
+    HeadCodec { id: CodecId::fresh(), desc, key: key.1, value: value.1 }
 }

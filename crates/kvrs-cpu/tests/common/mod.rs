@@ -1,9 +1,11 @@
 //! Random layers and stores, and attention by its definition in f64.
 #![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part, and tests may panic
 
+pub(crate) mod case;
 pub(crate) mod exact;
 pub(crate) mod layer;
 pub(crate) mod pages;
+pub(crate) mod specs;
 
 use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, View};
@@ -51,7 +53,10 @@ pub(crate) struct Tensor {
 
 impl Tensor {
     pub(crate) fn random(rng: &mut Rng, shape: [usize; 4], factor: f32) -> Self {
-        let values = rng.vector(shape.iter().product(), factor);
+        Self::of(shape, &rng.vector(shape.iter().product(), factor))
+    }
+
+    pub(crate) fn of(shape: [usize; 4], values: &[f32]) -> Self {
         Self { shape, bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect() }
     }
 

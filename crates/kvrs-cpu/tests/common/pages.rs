@@ -2,13 +2,12 @@
 
 use super::Rng;
 use half::f16;
+use kvrs_codec::backend::Backend;
 use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::desc::TILE;
 use kvrs_codec::layout::{pack_block, run_range, unpack_block};
 use kvrs_codec::{Elem, HeadCodec, Inner, Side};
 use kvrs_core::page::{Arena, Page, RAW_SLOTS, Table, Zone};
-use kvrs_cpu::Cpu;
-use kvrs_cpu::memory::{Chunk, bytes_mut};
 use std::sync::Arc;
 
 /// How the tokens of a sequence are kept.
@@ -31,40 +30,44 @@ impl Stored {
 }
 
 /// A table of head group `group` with random content; tokens for which `keep` is false are dead.
-pub(crate) fn table(
+pub(crate) fn table<B: Backend>(
     rng: &mut Rng,
-    cpu: &Arc<Cpu>,
+    backend: &Arc<B>,
     layer: &LayerCodec,
     group: usize,
     stored: Stored,
     keep: &dyn Fn(usize) -> bool,
-) -> Table<Chunk> {
-    let arena = Arena::new(Arc::clone(cpu), None).unwrap();
+) -> Table<B::Chunk> {
+    let arena = Arena::new(Arc::clone(backend), None).unwrap();
     let [raw, packed] = &layer.classes[group][..] else { panic!("two classes") };
     let slots = packed.desc.slots as usize;
     let mut table = Table::default();
     let fresh = |codec: &HeadCodec| {
         let mut page =
             arena.reserve("page", &[(codec.desc.page_bytes, 1)]).unwrap().take(codec.desc.page_bytes);
-        bytes_mut(&mut page).fill(if stored.poison { 0xFF } else { 0 });
+        edit(&**backend, &mut page, |bytes| bytes.fill(if stored.poison { 0xFF } else { 0 }));
         page
     };
     let mut sealed = 0;
     for token in 0..stored.tokens {
         let zone = if token < stored.sinks { Zone::Sinks } else { Zone::Window };
         let (page, slot) = table.push_raw(zone, token, || fresh(raw), |_, _| {});
-        fill(rng, raw, page, slot..slot + 1);
-        if stored.poison && !keep(token) {
-            poison(raw, page, slot);
-        }
+        edit(&**backend, page, |bytes| {
+            fill(rng, raw, bytes, slot..slot + 1);
+            if stored.poison && !keep(token) {
+                poison(raw, bytes, slot);
+            }
+        });
         let group = packed.desc.group as usize;
         let ripe = token + 1 >= stored.sinks + (sealed + 1) * group;
         if ripe && sealed < stored.sealed {
-            let encode = |_: &[&Page<Chunk>], first: usize, page: &mut Page<Chunk>, slot: usize| {
-                fill(rng, packed, page, slot..slot + group);
-                for i in (0..group).filter(|i| stored.poison && !keep(first + i)) {
-                    poison(packed, page, slot + i);
-                }
+            let encode = |_: &[&Page<B::Chunk>], first: usize, page: &mut Page<B::Chunk>, slot: usize| {
+                edit(&**backend, page, |bytes| {
+                    fill(rng, packed, bytes, slot..slot + group);
+                    for i in (0..group).filter(|i| stored.poison && !keep(first + i)) {
+                        poison(packed, bytes, slot + i);
+                    }
+                });
             };
             table.seal(1, group, slots, || fresh(packed), |_, _| {}, encode);
             sealed += 1;
@@ -80,9 +83,17 @@ fn put(bytes: &mut [u8], at: u32, index: usize, value: f32) {
     bytes[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
+/// Changes the bytes of a page, wherever they are.
+pub(crate) fn edit<B: Backend>(backend: &B, page: &mut Page<B::Chunk>, change: impl FnOnce(&mut [u8])) {
+    let mut bytes = vec![0; page.bytes()];
+    backend.read_page(page, &mut bytes).unwrap();
+    change(&mut bytes);
+    backend.write_page(page, &bytes).unwrap();
+}
+
 /// Random codes and scales for neighbouring slots.
-fn fill(rng: &mut Rng, codec: &HeadCodec, page: &mut Page<Chunk>, slots: std::ops::Range<usize>) {
-    let (desc, bytes) = (&codec.desc, bytes_mut(page));
+fn fill(rng: &mut Rng, codec: &HeadCodec, bytes: &mut [u8], slots: std::ops::Range<usize>) {
+    let desc = &codec.desc;
     for side in [Side::Key, Side::Value] {
         let s = desc.side(side);
         for run in &s.runs {
@@ -158,8 +169,8 @@ fn set_codes(
 }
 
 /// Sets everything that belongs to one slot to ones.
-fn poison(codec: &HeadCodec, page: &mut Page<Chunk>, slot: usize) {
-    let (desc, bytes) = (&codec.desc, bytes_mut(page));
+fn poison(codec: &HeadCodec, bytes: &mut [u8], slot: usize) {
+    let desc = &codec.desc;
     for side in [Side::Key, Side::Value] {
         let s = desc.side(side);
         for run in &s.runs {

@@ -1,30 +1,60 @@
 //! Importing through Python, and saying in our words what is wrong with an object.
 
+use super::Asked;
 use crate::errors::{exception, raise, shorten};
+use crate::torch::current_stream;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
+use dlpark::python::consumer::stream::{self, DlpackStream, StreamArg};
 use dlpark::python::{ImportRequest, ImportedDlpack, from_dlpack};
 use kvrs::Error;
+use kvrs_codec::Place;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
+use std::ffi::c_void;
 
-pub(super) fn import(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ImportedDlpack> {
-    let request = ImportRequest::new(object.as_borrowed()).map_err(|e| reword(what, object, e))?;
+pub(super) fn import(asked: Asked<'_>, object: &Bound<'_, PyAny>) -> PyResult<ImportedDlpack> {
+    let py = object.py();
+    let request = ImportRequest::new(object.as_borrowed()).map_err(|e| reword(asked, object, e))?;
     // A capsule tells its device only once it is imported.
-    if let Ok(device) = request.device() {
-        check_device(object.py(), what, device)?;
+    let Ok(device) = request.device() else {
+        return request.import(None, None).or_else(|error| import_old(asked, object, error));
+    };
+    let imported = match asked.check_device(py, device)? {
+        Place::Host => request.import(None, None),
+        Place::Cuda(device) => request.import(Some(&OnStream(current_stream(py, device)?)), None),
+    };
+    imported.or_else(|error| import_old(asked, object, error))
+}
+
+/// The stream on which a tensor must be ready.
+struct OnStream(u64);
+
+impl OnStream {
+    fn handle(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.0 as usize)
     }
-    request.import(None, None).or_else(|error| import_old(what, object, error))
+}
+
+// SAFETY: the stream is torch's current one, or the default one, and lives.
+unsafe impl DlpackStream for OnStream {
+    fn as_python_arg(&self, _py: Python<'_>, _device: DLDevice) -> PyResult<StreamArg> {
+        Ok(stream::cuda(self.handle()))
+    }
+
+    unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
+        Ok(producer == self.handle())
+    }
 }
 
 /// Producers from before DLPack 1.0 do not know `max_version`.
-fn import_old(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyResult<ImportedDlpack> {
+fn import_old(asked: Asked<'_>, object: &Bound<'_, PyAny>, error: PyErr) -> PyResult<ImportedDlpack> {
     if error.is_instance_of::<PyTypeError>(object.py())
         && let Ok(capsule) = object.call_method0(intern!(object.py(), "__dlpack__"))
     {
-        return from_dlpack(capsule.as_borrowed(), None, None).map_err(|e| reword(what, object, e));
+        return from_dlpack(capsule.as_borrowed(), None, None).map_err(|e| reword(asked, object, e));
     }
-    Err(reword(what, object, error))
+    Err(reword(asked, object, error))
 }
 
 /// The C exchange path of torch exports tensors that require grad, and views whose sign is still to be turned.
@@ -44,20 +74,33 @@ pub(super) fn refuse_lazy(what: &str, object: &Bound<'_, PyAny>) -> PyResult<()>
     Ok(())
 }
 
-pub(super) fn check_device(py: Python<'_>, what: &str, device: DLDevice) -> PyResult<()> {
-    let name = match device.device_type {
-        DLDeviceType::CPU | DLDeviceType::CUDAHOST => return Ok(()),
-        DLDeviceType::CUDA => "cuda".to_owned(),
-        DLDeviceType::ROCM => "rocm".to_owned(),
-        DLDeviceType::METAL => "metal".to_owned(),
-        other => format!("DLPack device type {}", other.0),
-    };
-    Err(raise(py, &Error::device(what, format!("{name}:{}", device.device_id), "cpu, as the store")))
+impl Asked<'_> {
+    /// The place of a device, if it is the one that is asked for.
+    pub(super) fn check_device(&self, py: Python<'_>, device: DLDevice) -> PyResult<Place> {
+        let (index, kind) = (device.device_id, device.device_type);
+        let place = match kind {
+            DLDeviceType::CPU | DLDeviceType::CUDAHOST => Some(Place::Host),
+            DLDeviceType::CUDA => u32::try_from(index).ok().map(Place::Cuda),
+            _ => None,
+        };
+        match place {
+            Some(place) if place == self.store.unwrap_or(Place::Host) => Ok(place),
+            Some(place) => Err(self.elsewhere(py, place.to_string())),
+            None if kind == DLDeviceType::ROCM => Err(self.elsewhere(py, format!("rocm:{index}"))),
+            None if kind == DLDeviceType::METAL => Err(self.elsewhere(py, format!("metal:{index}"))),
+            None => Err(self.elsewhere(py, format!("DLPack device type {}:{index}", kind.0))),
+        }
+    }
+
+    fn elsewhere(&self, py: Python<'_>, got: String) -> PyErr {
+        let allowed = self.store.map_or("cpu".to_owned(), |store| format!("{store}, as the store"));
+        raise(py, &Error::device(self.what, got, allowed))
+    }
 }
 
 /// Says in our words why a producer refused.
-fn reword(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let py = object.py();
+fn reword(asked: Asked<'_>, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let (py, what) = (object.py(), asked.what);
     let ordinary = error.is_instance_of::<PyBufferError>(py)
         || error.is_instance_of::<PyTypeError>(py)
         || error.is_instance_of::<PyValueError>(py)
@@ -67,7 +110,7 @@ fn reword(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         return error;
     }
     if object.getattr("is_meta").is_ok_and(|x| x.is_truthy().unwrap_or(false)) {
-        return raise(py, &Error::device(what, "meta", "cpu, as the store"));
+        return asked.elsewhere(py, "meta".to_owned());
     }
     if let Ok(layout) = object.getattr("layout")
         && layout.to_string() != "torch.strided"
@@ -87,7 +130,7 @@ fn reword(what: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
 
 pub(super) fn unreadable(what: &str, object: &Bound<'_, PyAny>, why: impl AsRef<str>) -> PyErr {
     let got = format!("not readable through DLPack ({})", shorten(why.as_ref()));
-    raise(object.py(), &Error::argument(what, got, "a strided tensor of native floats in host memory"))
+    raise(object.py(), &Error::argument(what, got, "a strided tensor of native floats"))
 }
 
 /// The name of an element type, as array libraries spell it.

@@ -4,6 +4,7 @@ use super::plan::LayerEvict;
 use crate::compile::LayerPlan;
 use crate::sequence::Sequence;
 use crate::store::KvStore;
+use kvrs_codec::Side;
 use kvrs_codec::backend::{AttendCall, AttendRow, Backend, Received, Results};
 use kvrs_core::budget::Head;
 use kvrs_core::page::Table;
@@ -117,36 +118,40 @@ impl<B: Backend> KvStore<B> {
                 Centre::Output => facts.attention.to_vec(),
             };
         }
-        let mut mean = vec![0.0f64; plan.codec.shape.value_dim];
-        let mut weights = weights.into_iter();
-        self.each_live(plan, head, table, start, |_, v| {
-            let weight = f64::from(weights.next().unwrap_or(0.0));
-            mean.iter_mut().zip(v).for_each(|(m, v)| *m += weight * f64::from(*v));
-        });
-        let mut distances = Vec::with_capacity(n);
-        self.each_live(plan, head, table, start, |_, v| {
+        let dim = plan.codec.shape.value_dim;
+        let mut values = Vec::with_capacity(n * dim);
+        self.each_live(plan, head, table, start, [Side::Value], |[v]| values.extend_from_slice(v));
+        let mut mean = vec![0.0f64; dim];
+        for (v, weight) in values.chunks_exact(dim).zip(weights) {
+            mean.iter_mut().zip(v).for_each(|(m, v)| *m += f64::from(weight) * f64::from(*v));
+        }
+        let distance = |v: &[f32]| {
             let square: f64 = mean.iter().zip(v).map(|(m, v)| (m - f64::from(*v)).powi(2)).sum();
-            distances.push(square.sqrt() as f32);
-        });
-        distances
+            square.sqrt() as f32
+        };
+        values.chunks_exact(dim).map(distance).collect()
     }
 
-    /// Decodes the live tokens of a head, ascending.
-    pub(crate) fn each_live(
+    /// Decodes these sides of the live tokens of a head, in the order of its table.
+    pub(crate) fn each_live<const N: usize>(
         &self,
         plan: &LayerPlan,
         head: usize,
         table: &Table<B::Chunk>,
         start: i64,
-        mut each: impl FnMut(&[f32], &[f32]),
+        sides: [Side; N],
+        mut each: impl FnMut([&[f32]; N]),
     ) {
         let shape = &plan.codec.shape;
-        let (mut k, mut v) = (vec![0.0; shape.key_dim], vec![0.0; shape.value_dim]);
+        let dims = sides.map(|side| if side == Side::Key { shape.key_dim } else { shape.value_dim });
+        let mut rows = [const { Vec::new() }; N];
         for entry in table.entries() {
             let codec = &plan.codec.classes[head][entry.class()];
-            for (slot, _) in entry.live_slots() {
-                self.backend.decode_slot(codec, entry, start, slot, 0, (&mut k, &mut v));
-                each(&k, &v);
+            for (side, rows) in sides.into_iter().zip(&mut rows) {
+                self.backend.decode_live(codec, entry, start, (side, 0), rows);
+            }
+            for i in 0..entry.live().count_ones() as usize {
+                each(std::array::from_fn(|side| &rows[side][i * dims[side]..(i + 1) * dims[side]]));
             }
         }
     }
@@ -176,7 +181,7 @@ impl<B: Backend> KvStore<B> {
             head.norms.clone_from(&state.evict.heads[h].norms);
             if head.norms.len() != head.tokens.len() {
                 head.norms.clear();
-                self.each_live(plan, h, &state.tables[h], sequence.start(), |k, _| {
+                self.each_live(plan, h, &state.tables[h], sequence.start(), [Side::Key], |[k]| {
                     head.norms.push(super::observe::norm(k));
                 });
             }

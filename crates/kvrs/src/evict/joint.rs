@@ -63,7 +63,7 @@ impl<B: Backend> KvStore<B> {
             head.attention.iter().map(|a| f64::from(*a) / total.max(f64::MIN_POSITIVE)).collect();
         let mut output = vec![0.0; plan.codec.shape.value_dim];
         let mut at = 0;
-        self.each_live(plan, h, table, sequence.start(), |_, v| {
+        self.each_live(plan, h, table, sequence.start(), [Side::Value], |[v]| {
             output.iter_mut().zip(v).for_each(|(o, v)| *o += shares[at] * f64::from(*v));
             at += 1;
         });
@@ -93,7 +93,7 @@ impl<B: Backend> KvStore<B> {
         let codec = plan.class(head, PACKED);
         let mut positions = table.live_indices().into_iter().map(|index| start + index as i64);
         let (mut key, mut centred) = (Vec::new(), Vec::new());
-        self.each_live(plan, head, table, start, |k, v| {
+        self.each_live(plan, head, table, start, [Side::Key, Side::Value], |[k, v]| {
             (key, centred) = (k.to_vec(), v.to_vec());
             let position = positions.next().expect("a position per live token");
             kvrs_codec::encode::EncodeContext::new(codec, Side::Key).centre(position, &mut key);

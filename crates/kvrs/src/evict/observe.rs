@@ -6,6 +6,10 @@ use crate::append::Checked;
 use crate::compile::LayerPlan;
 use crate::input::Queries;
 use crate::sequence::Sequence;
+use kvrs_codec::View;
+use kvrs_codec::backend::Backend;
+use kvrs_codec::view::Geometry;
+use kvrs_core::Result;
 use kvrs_core::policy::{Attention, Fold, History, Queries as Which};
 use std::ops::{Deref, DerefMut};
 
@@ -35,6 +39,47 @@ pub(crate) fn start<C>(
     Some(Sums { attention, sums: sums.collect() })
 }
 
+/// What the host looks at of a row's queries and keys, both in their own type.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// The last queries that the policy remembers, `[tokens][query_heads][key_dim]`.
+    queries: Vec<u8>,
+    /// All keys, `[tokens][kv_heads][key_dim]`.
+    keys: Vec<u8>,
+}
+
+/// Brings to the host what [`take`] will look at, one for each row.
+pub(crate) fn look<B: Backend>(
+    backend: &B,
+    plan: &LayerPlan,
+    rows: &[impl Deref<Target = Sequence<B::Chunk>>],
+    checked: &Checked<'_>,
+    queries: Option<&Queries<'_>>,
+) -> Result<Vec<Seen>> {
+    let Some(evict) = &plan.evict else { return Ok(Vec::new()) };
+    let one = |(row, sequence): (usize, &_)| {
+        let (mut seen, columns) = (Seen::default(), &checked.columns[row]);
+        if let (true, Some(queries)) = (remembers(plan, evict, sequence), queries) {
+            let last = &columns[columns.len().saturating_sub(evict.remembers())..];
+            backend.fetch(&queries.q, row, last, &mut seen.queries)?;
+        }
+        if asks_for_norms(evict) {
+            backend.fetch(&checked.tokens.k, row, columns, &mut seen.keys)?;
+        }
+        Ok(seen)
+    };
+    rows.iter().enumerate().map(one).collect()
+}
+
+fn remembers<C>(plan: &LayerPlan, evict: &LayerEvict, sequence: &impl Deref<Target = Sequence<C>>) -> bool {
+    sequence.held(plan) && evict.remembers() > 0
+}
+
+/// Whether a policy will ask for the norms of keys when they are encoded.
+fn asks_for_norms(evict: &LayerEvict) -> bool {
+    evict.policy.needs().key_norms && evict.acts_later()
+}
+
 /// Takes in what a call told about the rows' heads, before its tokens are appended.
 pub(crate) fn take<C>(
     layer: usize,
@@ -42,12 +87,12 @@ pub(crate) fn take<C>(
     rows: &mut [impl DerefMut<Target = Sequence<C>>],
     checked: &Checked<'_>,
     queries: Option<&Queries<'_>>,
-    sums: Option<Sums>,
+    (sums, seen): (Option<Sums>, Vec<Seen>),
 ) {
     let Some(evict) = &plan.evict else { return };
     let mut sums = sums.map(|s| (s.attention, s.sums.into_iter()));
-    for (row, sequence) in rows.iter_mut().enumerate() {
-        let held = sequence.held(plan);
+    for ((row, sequence), seen) in rows.iter_mut().enumerate().zip(seen) {
+        let (held, remembers) = (sequence.held(plan), remembers(plan, evict, sequence));
         let columns = &checked.columns[row];
         let state = &mut sequence.layers[layer];
         for (head, table) in state.evict.heads.iter_mut().zip(&state.tables) {
@@ -59,23 +104,25 @@ pub(crate) fn take<C>(
                 }
             }
         }
-        if let (true, Some(queries)) = (held && evict.remembers() > 0, queries) {
+        if let (true, Some(queries)) = (remembers, queries) {
             let scale = queries.scale(&plan.codec.shape);
-            state.evict.tail.push(evict.remembers(), queries, scale, row, columns);
+            state.evict.tail.push(evict.remembers(), queries, scale, &seen.queries);
         }
-        add_norms(evict, &mut state.evict.heads, checked, row);
+        if asks_for_norms(evict) {
+            add_norms(&mut state.evict.heads, &checked.tokens.k, columns.len(), &seen.keys);
+        }
     }
 }
 
-/// Norms of the call's keys, for a policy that will ask for them when the keys are encoded.
-fn add_norms(evict: &LayerEvict, heads: &mut [HeadFacts], checked: &Checked<'_>, row: usize) {
-    if !(evict.policy.needs().key_norms && evict.acts_later()) {
-        return;
-    }
-    let mut key = vec![0.0; checked.tokens.k.shape()[3]];
+/// Norms of a row's keys, `bytes` of `[tokens][kv_heads][key_dim]` in the type of `k`.
+fn add_norms(heads: &mut [HeadFacts], k: &View<'_>, tokens: usize, bytes: &[u8]) {
+    let [_, kv_heads, _, dim] = k.shape();
+    let geometry = Geometry::contiguous(k.dtype(), [1, tokens, kv_heads, dim]);
+    let keys = View::new("k", bytes, geometry).expect("the keys lie in their bytes");
+    let mut key = vec![0.0; dim];
     for (h, head) in heads.iter_mut().enumerate() {
-        for &column in &checked.columns[row] {
-            checked.tokens.k.read_row([row, h, column], &mut key);
+        for token in 0..tokens {
+            keys.read_row([0, token, h], &mut key);
             head.norms.push(norm(&key));
         }
     }

@@ -2,7 +2,6 @@
 
 use super::{EvictState, LayerEvict, Outcome};
 use crate::compile::Compiled;
-use crate::locks::broken;
 use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -50,7 +49,7 @@ impl<B: Backend> KvStore<B> {
     pub fn selection_report(&self, seq: SeqId) -> Result<Vec<HeadSelection>> {
         let layers = &self.compiled()?.layers;
         let row = self.row(seq)?;
-        let sequence = row.read().map_err(broken)?;
+        let sequence = row.read()?;
         let layers = sequence.layers.iter().zip(layers).enumerate();
         let heads = layers.flat_map(|(layer, (state, plan))| {
             let policy = plan.evict.as_ref().map(LayerEvict::name);

@@ -48,11 +48,11 @@ impl<B: Backend> KvStore<B> {
         let (start, rule) = (sequence.start(), plan.rule);
         let state = &mut sequence.layers[layer];
         let (origin, length) = (state.origin, state.length);
-        let first = if all {
-            rule.sealed_end(origin, length)
-        } else {
-            origin.max(length.saturating_sub(rule.recent))
-        };
+        // Groups leave the window as they are only where none of their tokens has been removed: pages are reserved for
+        // tokens that are there.
+        let end = rule.sealed_end(origin, length);
+        let all = all && ended.iter().all(|ended| ended.has_all(origin..end));
+        let first = if all { end } else { origin.max(length.saturating_sub(rule.recent)) };
         let pages = ended.iter().map(|ended| ended.pages(plan, origin..first, length, all));
         let mut kept: Vec<_> =
             pages.enumerate().map(|(head, pages)| state.take_kept(plan, head, pages)).collect();
@@ -116,6 +116,11 @@ impl<C> LayerState<C> {
 }
 
 impl Ended {
+    /// Whether none of the tokens in `indices` is missing.
+    fn has_all(&self, indices: Range<usize>) -> bool {
+        self.tokens.iter().filter(|index| indices.contains(index)).count() == indices.len()
+    }
+
     /// Raw, packed and low-rate pages that a head takes whose tokens in `moved` leave a window of `length` tokens in all;
     /// if all heads keep everything, raw pages stay where they are.
     fn pages(&self, plan: &LayerPlan, moved: Range<usize>, length: usize, all: bool) -> [usize; 3] {

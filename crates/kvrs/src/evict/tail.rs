@@ -46,35 +46,21 @@ impl Tail {
         self.bytes.truncate(self.tokens * row);
     }
 
-    /// Adds the queries of a row's columns and keeps the newest `room` of all.
-    pub(crate) fn push(
-        &mut self,
-        room: usize,
-        queries: &Queries<'_>,
-        scale: f32,
-        row: usize,
-        columns: &[usize],
-    ) {
+    /// Adds a row's newest queries, `added` of `[tokens][query_heads][key_dim]`, and keeps the newest `room` of all.
+    pub(crate) fn push(&mut self, room: usize, queries: &Queries<'_>, scale: f32, added: &[u8]) {
         let [_, heads, _, dim] = queries.q.shape();
         let (softcap, sink_logits) = (queries.softcap, queries.sink_logits.map(<[f32]>::to_vec));
         let shape = Shape { dtype: queries.q.dtype(), heads, dim, scale, softcap, sink_logits };
-        let (size, bytes) = (dim * shape.dtype.size(), shape.row());
-        let columns = &columns[columns.len().saturating_sub(room)..];
+        let bytes = shape.row();
+        let tokens = added.len() / bytes;
         if self.shape.as_ref().is_some_and(|old| (old.dtype, old.row()) != (shape.dtype, bytes)) {
             self.clear();
         }
-        let gone = (self.tokens + columns.len()).saturating_sub(room);
+        let gone = (self.tokens + tokens).saturating_sub(room);
         self.bytes.drain(..gone * bytes);
-        self.bytes.reserve_exact(columns.len() * bytes);
-        for &column in columns {
-            for head in 0..heads {
-                let at = self.bytes.len();
-                self.bytes.resize(at + size, 0);
-                queries.q.copy_row([row, head, column], shape.dtype, &mut self.bytes[at..]);
-            }
-        }
-        self.tokens += columns.len();
-        self.tokens -= gone;
+        self.bytes.reserve_exact(added.len());
+        self.bytes.extend_from_slice(added);
+        self.tokens = self.tokens + tokens - gone;
         self.shape = Some(shape);
     }
 

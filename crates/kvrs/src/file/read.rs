@@ -32,6 +32,19 @@ impl<B: Backend> KvStore<B> {
     /// # Errors
     /// As [`KvStore::load`].
     pub fn load_from(&self, what: &str, reader: impl Read + Seek) -> Result<SeqId> {
+        let (sequence, types) = self.read_sequence(what, reader)?;
+        if let Some(types) = types.filter(|types| self.types.get_or_init(|| *types).window != types.window) {
+            return Err(wrong(what, "window", types.window.name(), "that of the store's first append"));
+        }
+        Ok(self.insert(vec![sequence])?[0])
+    }
+
+    /// Reads and checks a sequence, and the types that its store had.
+    pub(crate) fn read_sequence(
+        &self,
+        what: &str,
+        reader: impl Read + Seek,
+    ) -> Result<(Sequence<B::Chunk>, Option<Types>)> {
         let shape = &self.plan.spec().shape;
         let heads: usize = shape.layers.iter().map(|layer| layer.kv_heads).sum();
         let sections = heads * (HEAD_ARRAYS + self.classes()?) + 3;
@@ -53,10 +66,8 @@ impl<B: Backend> KvStore<B> {
         let sequence = self.restore(&mut source, plan, images, supply)?;
         sequence.check()?;
         source.end()?;
-        if let Some(types) = types.filter(|types| self.types.get_or_init(|| *types).window != types.window) {
-            return Err(wrong(what, "window", types.window.name(), "that of the store's first append"));
-        }
-        Ok(self.insert(vec![sequence])?[0])
+        self.backend.flush()?;
+        Ok((sequence, types))
     }
 
     /// Page classes of a head at most.
@@ -174,7 +185,7 @@ impl<B: Backend> KvStore<B> {
                 reader.fill(bytes)?;
             }
             for (page, bytes) in pages.iter_mut().zip(bytes.chunks_exact(page_bytes)) {
-                self.backend.write_page(page, bytes);
+                self.backend.write_page(page, bytes)?;
             }
         }
         if packed {

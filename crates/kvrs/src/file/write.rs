@@ -5,8 +5,6 @@ use super::deflate::Deflater;
 use super::header::{CHECKSUMS, Fields, Section};
 use super::state::{Array, arrays, images, name};
 use crate::compile::Compiled;
-use crate::evict::Prompt;
-use crate::locks::broken;
 use crate::sequence::Sequence;
 use crate::store::KvStore;
 use kvrs_codec::backend::Backend;
@@ -26,6 +24,15 @@ struct Pages<'a, C> {
     packed: Option<Vec<u8>>,
 }
 
+/// A file before it is written: all of it but the bytes of pages.
+pub(crate) struct Draft<'a, C> {
+    header: Vec<u8>,
+    small: Vec<Array>,
+    pages: Vec<Pages<'a, C>>,
+    /// Bytes of the whole file.
+    pub(crate) bytes: usize,
+}
+
 /// Writes sections and keeps their checksums.
 struct Sink<'a> {
     out: &'a mut dyn Write,
@@ -33,9 +40,13 @@ struct Sink<'a> {
     sums: Vec<u32>,
 }
 
+fn failed(what: &str, e: &io::Error) -> Error {
+    Error::Io { what: format!("writing {what}"), got: e.to_string() }
+}
+
 impl Sink<'_> {
     fn failed(&self, e: &io::Error) -> Error {
-        Error::Io { what: format!("writing {}", self.what), got: e.to_string() }
+        failed(self.what, e)
     }
 
     fn section(&mut self, bytes: &[u8]) -> Result<()> {
@@ -51,28 +62,22 @@ impl<B: Backend> KvStore<B> {
     /// As [`KvStore::save`].
     pub fn save_to(&self, what: &str, out: &mut dyn Write, seq: SeqId, compress: Compress) -> Result<()> {
         let row = self.row(seq)?;
-        let sequence = row.read().map_err(broken)?;
-        if sequence.prompt != Prompt::Closed {
-            return Err(Error::sequence(
-                "seq",
-                format!("{seq}, whose prompt is open"),
-                "a sequence after end_prompt",
-            ));
+        if let (Some(parked), Compress::None) = (&row.read_parked()?.parked, compress) {
+            return out.write_all(parked.file()).map_err(|e| failed(what, &e));
         }
-        sequence.check_even(seq)?;
-        self.write(what, out, &sequence, compress)
+        let sequence = row.read()?;
+        sequence.check_closed(seq)?;
+        self.write(what, out, &self.draft(&sequence, compress)?)
     }
 
-    fn write(
+    /// What is to be written of a sequence whose prompt is closed, between two steps.
+    pub(crate) fn draft<'a>(
         &self,
-        what: &str,
-        out: &mut dyn Write,
-        sequence: &Sequence<B::Chunk>,
+        sequence: &'a Sequence<B::Chunk>,
         compress: Compress,
-    ) -> Result<()> {
-        let plan = self.compiled()?;
+    ) -> Result<Draft<'a, B::Chunk>> {
         let small = arrays(&images(sequence));
-        let pages = self.pages_of(plan, sequence, compress);
+        let pages = self.pages_of(self.compiled()?, sequence, compress)?;
         let mut sections: Vec<Section> = small.iter().map(|array| array.section.clone()).collect();
         sections.extend(pages.iter().map(|pages| pages.section.clone()));
         sections.push(Section::new(CHECKSUMS, Dtype::U32, &[sections.len() + 1]));
@@ -84,11 +89,20 @@ impl<B: Backend> KvStore<B> {
             compress,
         };
         let header = fields.header(&sections);
+        let bytes = header.len() + sections.iter().map(Section::bytes).sum::<usize>();
+        Ok(Draft { header, small, pages, bytes })
+    }
+
+    /// Writes all bytes of a draft.
+    pub(crate) fn write(&self, what: &str, out: &mut dyn Write, draft: &Draft<'_, B::Chunk>) -> Result<()> {
+        let plan = self.compiled()?;
         let mut sink = Sink { out, what, sums: Vec::new() };
-        sink.out.write_all(&header).map_err(|e| sink.failed(&e))?;
-        small.iter().try_for_each(|Array { bytes, .. }| sink.section(bytes))?;
-        pages.iter().try_for_each(|pages| self.write_pages(plan, &mut sink, pages))?;
-        sink.sums.push(crc32fast::hash(&header));
+        sink.out.write_all(&draft.header).map_err(|e| sink.failed(&e))?;
+        draft.small.iter().try_for_each(|Array { bytes, .. }| sink.section(bytes))?;
+        draft.pages.iter().try_for_each(|pages| self.write_pages(plan, &mut sink, pages))?;
+        // A device says late what went wrong in the jobs that made the pages.
+        self.backend.flush()?;
+        sink.sums.push(crc32fast::hash(&draft.header));
         let sums: Vec<u8> = sink.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
         sink.out.write_all(&sums).map_err(|e| sink.failed(&e))
     }
@@ -99,7 +113,7 @@ impl<B: Backend> KvStore<B> {
         plan: &Compiled,
         sequence: &'a Sequence<B::Chunk>,
         compress: Compress,
-    ) -> Vec<Pages<'a, B::Chunk>> {
+    ) -> Result<Vec<Pages<'a, B::Chunk>>> {
         let mut all = Vec::new();
         for (layer, (state, layer_plan)) in sequence.layers.iter().zip(&plan.layers).enumerate() {
             for (head, table) in state.tables.iter().enumerate() {
@@ -112,24 +126,24 @@ impl<B: Backend> KvStore<B> {
                     let shape = [entries.len(), codec.desc.page_bytes as usize];
                     let section = Section::new(name, Dtype::U8, &shape);
                     let pages = Pages { head: (layer, head), class, entries, section, packed: None };
-                    all.push(if compress == Compress::Deflate { self.deflate(plan, pages) } else { pages });
+                    let packed = compress == Compress::Deflate;
+                    all.push(if packed { self.deflate(plan, pages)? } else { pages });
                 }
             }
         }
-        all
+        Ok(all)
     }
 
-    fn deflate<'a>(&self, plan: &Compiled, mut pages: Pages<'a, B::Chunk>) -> Pages<'a, B::Chunk> {
+    fn deflate<'a>(&self, plan: &Compiled, mut pages: Pages<'a, B::Chunk>) -> Result<Pages<'a, B::Chunk>> {
         let mut deflater = Deflater::new();
         self.each_page(plan, &pages, |bytes| {
             deflater.push(bytes);
             Ok(())
-        })
-        .expect("memory takes all bytes");
+        })?;
         let packed = deflater.finish();
         pages.section.shape = vec![packed.len()];
         pages.packed = Some(packed);
-        pages
+        Ok(pages)
     }
 
     fn write_pages(&self, plan: &Compiled, sink: &mut Sink<'_>, pages: &Pages<'_, B::Chunk>) -> Result<()> {
@@ -158,7 +172,7 @@ impl<B: Backend> KvStore<B> {
         let bytes = desc.page_bytes as usize;
         let (mut page, mut clean) = (vec![0; bytes], vec![0; bytes]);
         for entry in &pages.entries {
-            self.backend.read_page(entry.page(), &mut page);
+            self.backend.read_page(entry.page(), &mut page)?;
             clean.fill(0);
             copy_filled(desc, &page, &mut clean, entry.count());
             take(&clean)?;
