@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use kvrs::{
-    CodecSpec, Cpu, Dtype, Error, Isa, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId,
+    CodecSpec, Cpu, Dtype, Error, KvStore, LayerShape, ModelShape, Plan, PlanSpec, Queries, Rope, SeqId,
     Tokens,
 };
 use kvrs_codec::Place;
 use kvrs_codec::backend::Backend;
 use kvrs_cuda::{Cuda, Emulator};
-use kvrs_testkit::pair::{Step, threads};
+use kvrs_testkit::pair::{Rounding, Step, threads};
 use kvrs_testkit::{Noise, Pair, Tensor};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -137,12 +137,12 @@ fn live_through<B: Backend>(pair: &mut Pair<B>, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_store_on_the_kernels_answers_as_the_naive_one(plan in plans(), ops in ops(), seed in any::<u64>()) {
         let device = Cuda::new(Emulator::new(seed).with_poison().with_threads(2), Place::Host).unwrap();
-        live_through(&mut Pair::with(&plan.0, None, seed, device, Isa::Scalar), &ops);
+        live_through(&mut Pair::with(&plan.0, None, seed, device, Rounding::Digits), &ops);
     }
 }
 

@@ -23,7 +23,27 @@ pub struct Pair<B: Backend = Cpu> {
     /// Snapshots that are alive: all but one of its handles.
     pub(crate) frozen: Arc<()>,
     noise: Noise,
-    isa: Isa,
+    rounding: Rounding,
+}
+
+/// What a backend's attention makes of queries and weights where keys and values are codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// They stay f32.
+    F32,
+    /// They become integer digits.
+    Digits,
+}
+
+impl Rounding {
+    fn of(isa: Isa) -> Self {
+        if isa == Isa::Scalar { Self::F32 } else { Self::Digits }
+    }
+
+    /// What rounding may add to [`tolerance`]: an error of 2 % in the scores, and some more.
+    fn allowed(self, largest_logit: f64) -> f64 {
+        if self == Self::F32 { 0.0 } else { 0.05 + 0.02 * largest_logit }
+    }
 }
 
 /// One step of a model: `tokens` columns for each sequence in every layer.
@@ -60,19 +80,19 @@ impl<B: Backend> Pair<B> {
         let isas: Vec<Isa> = Isa::available().collect();
         let isa = isas[(seed % isas.len() as u64) as usize];
         let cpu = Cpu::new(None).and_then(|cpu| cpu.with_isa(isa)).expect("an instruction set of this CPU");
-        Self::with(plan, capacity, seed, wrap(cpu), isa)
+        Self::with(plan, capacity, seed, wrap(cpu), Rounding::of(isa))
     }
 
-    /// As [`Pair::new`], on any backend; `isa` says whether it rounds queries to integer digits.
+    /// As [`Pair::new`], on any backend, of which `rounding` says what to expect.
     ///
     /// # Panics
     /// If the store cannot be made.
     #[must_use]
-    pub fn with(plan: &Plan, capacity: Option<u64>, seed: u64, backend: B, isa: Isa) -> Self {
+    pub fn with(plan: &Plan, capacity: Option<u64>, seed: u64, backend: B, rounding: Rounding) -> Self {
         let store = KvStore::new(plan.clone(), Arc::new(backend), capacity).expect("a store");
         let naive = Naive::new(plan.spec(), plan.describe()[0].group, Dtype::F16);
         let (sealed, frozen, noise) = (BTreeMap::new(), Arc::new(()), Noise::new(seed));
-        Self { store, naive, sealed, frozen, noise, isa }
+        Self { store, naive, sealed, frozen, noise, rounding }
     }
 
     /// A new sequence in both, whose first token stands at position `start`.
@@ -151,7 +171,7 @@ impl<B: Backend> Pair<B> {
                     head.push(length + r, kv.0.row([row, h, t]), kv.1.row([row, h, t]));
                 }
                 for query_head in h * shape.group()..(h + 1) * shape.group() {
-                    check_row(self.isa, &head, mask, length, shape.sliding, |t| {
+                    check_row(self.rounding, &head, mask, length, shape.sliding, |t| {
                         (q.row([row, query_head, t]), out.row([row, query_head, t]))
                     });
                 }
@@ -297,7 +317,7 @@ impl<B: Backend> Pair<B> {
         self.store.attend(layer, &[id], &queries, &mut out.view_mut(), None).expect("an answer");
         for (h, head) in self.heads(id, layer).iter().enumerate() {
             for query_head in h * shape.group()..(h + 1) * shape.group() {
-                check_row(self.isa, head, &vec![true; count], length - count, shape.sliding, |t| {
+                check_row(self.rounding, head, &vec![true; count], length - count, shape.sliding, |t| {
                     (q.row([0, query_head, t]), out.row([0, query_head, t]))
                 });
             }
@@ -305,14 +325,9 @@ impl<B: Backend> Pair<B> {
     }
 }
 
-/// What integer digits of queries and weights may add to [`tolerance`]: an error of 2 % in the scores, and some more.
-fn digits(isa: Isa, largest_logit: f64) -> f64 {
-    if isa == Isa::Scalar { 0.0 } else { 0.05 + 0.02 * largest_logit }
-}
-
 /// Compares the outputs of a row's queries, the first of which stands at index `first`.
 fn check_row(
-    isa: Isa,
+    rounding: Rounding,
     head: &Head,
     mask: &[bool],
     first: usize,
@@ -329,8 +344,8 @@ fn check_row(
         let scoring = Scoring { sliding, ..Scoring::default() };
         let expected = head.attend(&query, Some(at), got.len(), scoring);
         let error = relative_error(&got, &expected.out);
-        let allowed = tolerance(expected.largest) + digits(isa, expected.largest);
-        assert!(error <= allowed, "query at {at} on {isa:?}: error {error:e} > {allowed:e}");
+        let allowed = tolerance(expected.largest) + rounding.allowed(expected.largest);
+        assert!(error <= allowed, "query at {at}, {rounding:?}: error {error:e} > {allowed:e}");
         at += 1;
     }
 }
