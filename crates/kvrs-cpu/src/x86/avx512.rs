@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI and VBMI: 16 lanes, products of bytes summed in 32 bits.
 
 use crate::simd::Simd;
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 /// Proof that the CPU has AVX-512 F, BW, VL, DQ, VBMI and VNNI, and AVX2, FMA and F16C.
@@ -43,6 +44,16 @@ macro_rules! bits {
     ($n:expr) => {
         _mm_cvtsi32_si128($n)
     };
+}
+
+/// `x`, computed by now: the compiler would otherwise put products off until a row's sum is stored, with digits that it
+/// may not load after the store of another row waiting on the stack.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn settled(mut x: __m512i) -> __m512i {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {0} */", inout(zmm_reg) x, options(nomem, nostack, preserves_flags)) }
+    x
 }
 
 /// Lanes 0..8 plus lanes 8..16.
@@ -146,7 +157,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn narrow_total(self, sums: __m512i) -> __m512i {
-        sums
+        with_avx512! { settled(sums) }
     }
 
     #[inline(always)]
