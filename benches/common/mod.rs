@@ -201,7 +201,8 @@ impl<'a> Step<'a> {
             top_k: None,
         };
         let mut out = ViewMut::new("out", &mut self.out, geometry).expect("out fits");
-        cpu.attend(&call, Results { out: Some(&mut out), lse: None, received: None, value_tiles: None });
+        cpu.attend(&call, Results { out: Some(&mut out), lse: None, received: None, value_tiles: None })
+            .expect("no device that fails");
     }
 
     /// The last query of head 0, and what it gives.

@@ -155,6 +155,14 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Brings what the codecs of a layer need to where the pages are, before anything is written with them.
+    ///
+    /// # Errors
+    /// What a device says: nothing has changed.
+    fn admit(&self, _: &LayerCodec) -> kvrs_core::Result<()> {
+        Ok(())
+    }
+
     /// Where the tensors of its calls must be.
     fn place(&self) -> Place {
         Place::Host
@@ -164,7 +172,8 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// device's order.
     ///
     /// # Errors
-    /// What went wrong in them: a device says so late.
+    /// A device that failed to write what any call gave it, early or late: from then on it tells every call, for nobody
+    /// knows what its pages hold.
     fn flush(&self) -> kvrs_core::Result<()> {
         Ok(())
     }
@@ -200,7 +209,10 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     );
 
     /// Attends, in memory that grows with what is kept, never with its square.
-    fn attend(&self, call: &AttendCall<'_, Self::Chunk>, results: Results<'_, '_>);
+    ///
+    /// # Errors
+    /// What a device says, to this call and to no other: the results are not to be used then.
+    fn attend(&self, call: &AttendCall<'_, Self::Chunk>, results: Results<'_, '_>) -> kvrs_core::Result<()>;
 
     /// Copies slot `from.1` of one page to slot `to.1` of another of the same codec, as codes.
     fn copy_slot(

@@ -32,8 +32,9 @@ impl Backend for Cpu {
         crate::encode::seal(self.kernels(), codecs, &raw, positions, bytes_mut(page), slot);
     }
 
-    fn attend(&self, call: &AttendCall<'_, Chunk>, results: Results<'_, '_>) {
+    fn attend(&self, call: &AttendCall<'_, Chunk>, results: Results<'_, '_>) -> Result<()> {
         crate::attend::attend(self, call, results);
+        Ok(())
     }
 
     fn copy_slot(&self, codec: &HeadCodec, from: (&Page<Chunk>, usize), to: (&mut Page<Chunk>, usize)) {

@@ -144,7 +144,8 @@ impl Case {
         let mut bytes = vec![0; 4 * shape.iter().product::<usize>()];
         let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape)).unwrap();
         let call = self.call(&self.layer, table);
-        cpu.attend(&call, Results { out: Some(&mut out), lse: None, received: None, value_tiles: None });
+        cpu.attend(&call, Results { out: Some(&mut out), lse: None, received: None, value_tiles: None })
+            .unwrap();
         bytes.as_chunks().0.iter().map(|x| f64::from(f32::from_le_bytes(*x))).collect()
     }
 

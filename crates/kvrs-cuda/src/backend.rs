@@ -7,6 +7,7 @@ use crate::memory::{Chunk, Stream, address};
 use crate::queue::{Group, Source};
 use crate::workspace::{Workspace, view};
 use kvrs_codec::backend::{AttendCall, Backend, RawRows, Results, decode_entry};
+use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::desc::Elem;
 use kvrs_codec::encode::seal_side;
 use kvrs_codec::{Dtype, HeadCodec, Place, Side, View};
@@ -154,9 +155,12 @@ impl<L: Launcher> Backend for Cuda<L> {
         self.place
     }
 
+    fn admit(&self, layer: &LayerCodec) -> Result<()> {
+        layer.classes.iter().flatten().try_for_each(|codec| self.codec(codec).map(drop))
+    }
+
     fn flush(&self) -> Result<()> {
-        self.stream.start()?;
-        self.stream.trouble().map_or(Ok(()), Err)
+        self.stream.start()
     }
 
     fn fetch(&self, view: &View<'_>, row: usize, columns: &[usize], out: &mut Vec<u8>) -> Result<()> {
@@ -164,7 +168,7 @@ impl<L: Launcher> Backend for Cuda<L> {
     }
 
     fn store_raw(&self, codec: &HeadCodec, page: &mut Page<Chunk<L>>, slot: usize, rows: RawRows<'_>) {
-        self.stream.note(self.try_store_raw(codec, address(page), slot, &rows));
+        self.stream.written(self.try_store_raw(codec, address(page), slot, &rows));
     }
 
     fn seal(
@@ -175,19 +179,19 @@ impl<L: Launcher> Backend for Cuda<L> {
         page: &mut Page<Chunk<L>>,
         slot: usize,
     ) {
-        self.stream.note(self.try_seal(codecs, raw, positions, page, slot));
+        self.stream.written(self.try_seal(codecs, raw, positions, page, slot));
     }
 
-    fn attend(&self, call: &AttendCall<'_, Chunk<L>>, results: Results<'_, '_>) {
-        self.stream.note(crate::attend::attend(self, call, results));
+    fn attend(&self, call: &AttendCall<'_, Chunk<L>>, results: Results<'_, '_>) -> Result<()> {
+        crate::attend::attend(self, call, results)
     }
 
     fn copy_slot(&self, codec: &HeadCodec, from: (&Page<Chunk<L>>, usize), to: (&mut Page<Chunk<L>>, usize)) {
-        self.stream.note(self.try_copy_slot(codec, from, (to.0, to.1)));
+        self.stream.written(self.try_copy_slot(codec, from, (to.0, to.1)));
     }
 
     fn copy_page(&self, from: &Page<Chunk<L>>, to: &mut Page<Chunk<L>>) {
-        self.stream.note(self.stream.copy_page(from, to));
+        self.stream.written(self.stream.copy_page(from, to));
     }
 
     fn read_page(&self, page: &Page<Chunk<L>>, out: &mut [u8]) -> Result<()> {
@@ -207,7 +211,7 @@ impl<L: Launcher> Backend for Cuda<L> {
         out: &mut Vec<f32>,
     ) {
         let bytes = self.bytes(entry.page()).unwrap_or_else(|error| {
-            self.stream.note(Err(error));
+            self.stream.written(Err(error));
             vec![0; entry.page().bytes()]
         });
         decode_entry(codec, &bytes, entry, start, side, out);

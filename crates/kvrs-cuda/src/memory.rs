@@ -3,8 +3,8 @@
 use crate::args::{Number, Plain, bytes_of, bytes_of_mut};
 use crate::launcher::Launcher;
 use crate::queue::Queue;
+use kvrs_core::Result;
 use kvrs_core::page::Page;
-use kvrs_core::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Device bytes that are freed with their last handle.
@@ -42,7 +42,6 @@ impl<L: Launcher> Drop for Allocation<L> {
 pub(crate) struct Stream<L: Launcher> {
     pub(crate) launcher: Arc<L>,
     queue: Mutex<Queue<L>>,
-    trouble: Mutex<Option<Error>>,
     /// Vectors that were not finite and became zeros.
     refused: Allocation<L>,
 }
@@ -51,7 +50,8 @@ impl<L: Launcher> Stream<L> {
     pub(crate) fn new(launcher: L) -> Result<Self> {
         let launcher = Arc::new(launcher);
         let refused = Allocation::of(&launcher, &[0; 4])?;
-        Ok(Self { launcher, queue: Mutex::default(), trouble: Mutex::default(), refused })
+        let queue = Mutex::new(Queue::new(&launcher)?);
+        Ok(Self { launcher, queue, refused })
     }
 
     /// The queue, to add jobs to.
@@ -59,21 +59,16 @@ impl<L: Launcher> Stream<L> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Launches what waits.
+    /// Launches what waits; once something that was to be written is lost, every call is told so.
     pub(crate) fn start(&self) -> Result<()> {
         self.queue().flush(&self.launcher, self.refused.address)
     }
 
-    /// Keeps what went wrong until it is asked for.
-    pub(crate) fn note(&self, result: Result<()>) {
+    /// What came of writing outside the queue.
+    pub(crate) fn written(&self, result: Result<()>) {
         if let Err(error) = result {
-            self.trouble.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.queue().lose(&error);
         }
-    }
-
-    /// What went wrong first since this was last asked.
-    pub(crate) fn trouble(&self) -> Option<Error> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Numbers on the device, after everything that was called before.
@@ -126,7 +121,8 @@ struct Pages<L: Launcher> {
 impl<L: Launcher> Drop for Pages<L> {
     fn drop(&mut self) {
         // Jobs on pages of this chunk may still wait; the memory itself is freed after them, in order.
-        self.stream.note(self.stream.start());
+        // What went wrong in them, the next call is told.
+        let _ = self.stream.start();
     }
 }
 

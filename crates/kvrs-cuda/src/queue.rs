@@ -6,8 +6,8 @@
 
 use crate::args::{CopySlots, Encode, PageCopies, Plain, RawRow, SlotCopy, StoreRaw, TileJob, View};
 use crate::launcher::{Kernel, Launcher};
-use crate::memory::{Buffer, Parcel};
-use kvrs_core::Result;
+use crate::memory::{Allocation, Parcel};
+use kvrs_core::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -63,24 +63,57 @@ struct Wave {
     /// `[tile][16]`.
     positions: Vec<i64>,
     /// Slots that move, by target page: those share bytes and go one after the other.
-    copies: Vec<(u64, u64, Vec<SlotCopy>)>,
+    copies: Vec<Copies>,
 }
+
+/// A page, its sides, and the slots that move there.
+type Copies = (u64, u64, Vec<SlotCopy>);
+
+/// How many of these pages one launch takes.
+fn together(all: &[Copies]) -> usize {
+    let mut bytes = 64;
+    let fits = all.iter().take_while(|(_, _, slots)| {
+        bytes += size_of::<PageCopies>() + size_of_val(&slots[..]);
+        bytes <= JOBS
+    });
+    fits.count().max(1)
+}
+
+/// Bytes of the positions of a tile.
+const TILE_POSITIONS: usize = 16 * size_of::<i64>();
+
+/// Bytes of jobs in one launch: their memory is taken once, so that a full device still takes what it has pages for.
+const JOBS: usize = 1 << 20;
 
 /// Waves that wait, the first first.
 #[derive(Debug)]
 pub(crate) struct Queue<L: Launcher> {
     waves: Vec<Wave>,
     uses: HashMap<u64, Use>,
-    jobs: Buffer<L>,
-}
-
-impl<L: Launcher> Default for Queue<L> {
-    fn default() -> Self {
-        Self { waves: Vec::new(), uses: HashMap::new(), jobs: Buffer::default() }
-    }
+    jobs: Allocation<L>,
+    /// Why something that was to be written is not.
+    lost: Option<Error>,
 }
 
 impl<L: Launcher> Queue<L> {
+    /// An empty one.
+    pub(crate) fn new(launcher: &Arc<L>) -> Result<Self> {
+        let jobs = Allocation::new(launcher, JOBS)?;
+        Ok(Self { waves: Vec::new(), uses: HashMap::new(), jobs, lost: None })
+    }
+
+    /// Remembers that something was not written, and why.
+    pub(crate) fn lose(&mut self, error: &Error) {
+        self.lost.get_or_insert_with(|| match error {
+            Error::Internal(_) => error.clone(),
+            _ => Error::device(
+                "the store",
+                format_args!("a device that lost what was written to it ({error})"),
+                "a new store",
+            ),
+        });
+    }
+
     /// Writes tokens into a raw page.
     pub(crate) fn store_raw(&mut self, source: Source, rows: &[RawRow]) {
         let Some(page) = rows.first().map(|row| row.page) else { return };
@@ -149,38 +182,59 @@ impl<L: Launcher> Queue<L> {
     pub(crate) fn flush(&mut self, launcher: &Arc<L>, refused: u64) -> Result<()> {
         self.uses.clear();
         for wave in std::mem::take(&mut self.waves) {
-            self.run(launcher, refused, wave)?;
+            if self.lost.is_none()
+                && let Err(error) = self.run(launcher, refused, wave)
+            {
+                self.lose(&error);
+            }
+        }
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
+    fn run(&self, launcher: &Arc<L>, refused: u64, mut wave: Wave) -> Result<()> {
+        for (source, rows) in &wave.rows {
+            for rows in rows.chunks(JOBS / size_of::<RawRow>()) {
+                let mut parcel = Parcel::default();
+                let part = parcel.add(rows);
+                let base = self.send(launcher, &parcel)?;
+                let Source { k, v, limit } = *source;
+                let args = StoreRaw { rows: part.at(base), k, v, refused, limit, pad: 0 };
+                launch(launcher, STORE_RAW, [rows.len(), 2, 1], &args)?;
+            }
+        }
+        let most = (JOBS - 64) / (size_of::<TileJob>() + TILE_POSITIONS);
+        for (tiles, positions) in wave.tiles.chunks_mut(most).zip(wave.positions.chunks(16 * most)) {
+            self.encode(launcher, tiles, positions)?;
+        }
+        let mut copies = &wave.copies[..];
+        while !copies.is_empty() {
+            let (some, rest) = copies.split_at(together(copies));
+            self.copy(launcher, some)?;
+            copies = rest;
         }
         Ok(())
     }
 
-    fn run(&mut self, launcher: &Arc<L>, refused: u64, wave: Wave) -> Result<()> {
-        for (source, rows) in &wave.rows {
-            let mut parcel = Parcel::default();
-            let part = parcel.add(rows);
-            let base = parcel.send(launcher, &mut self.jobs)?;
-            let Source { k, v, limit } = *source;
-            let args = StoreRaw { rows: part.at(base), k, v, refused, limit, pad: 0 };
-            launch(launcher, STORE_RAW, [rows.len(), 2, 1], &args)?;
-        }
-        self.encode(launcher, wave.tiles, &wave.positions)?;
-        self.copy(launcher, &wave.copies)
+    /// Sends jobs to where the last launch's were.
+    fn send(&self, launcher: &Arc<L>, parcel: &Parcel) -> Result<u64> {
+        assert!(parcel.bytes().len() <= self.jobs.bytes, "jobs have room");
+        // SAFETY: the allocation has room for all bytes.
+        unsafe { launcher.upload(parcel.bytes(), self.jobs.address) }?;
+        Ok(self.jobs.address)
     }
 
-    fn encode(&mut self, launcher: &Arc<L>, mut tiles: Vec<TileJob>, positions: &[i64]) -> Result<()> {
-        // The positions come first, so their address is known once the buffer's is.
-        let base = self.jobs.of(launcher, size_of_val(positions) + size_of_val(&tiles[..]) + 64)?;
+    fn encode(&self, launcher: &Arc<L>, tiles: &mut [TileJob], positions: &[i64]) -> Result<()> {
         let mut parcel = Parcel::default();
         let part = parcel.add(positions);
         for (tile, job) in tiles.iter_mut().enumerate() {
-            job.positions = part.at(base) + 128 * tile as u64;
+            job.positions = part.at(self.jobs.address) + (TILE_POSITIONS * tile) as u64;
         }
-        let part = parcel.add(&tiles);
-        let base = parcel.send(launcher, &mut self.jobs)?;
+        let part = parcel.add(tiles);
+        let base = self.send(launcher, &parcel)?;
         launch(launcher, ENCODE, [tiles.len(), 2, 1], &Encode { jobs: part.at(base) })
     }
 
-    fn copy(&mut self, launcher: &Arc<L>, all: &[(u64, u64, Vec<SlotCopy>)]) -> Result<()> {
+    fn copy(&self, launcher: &Arc<L>, all: &[Copies]) -> Result<()> {
         let (mut copies, mut pages) = (Vec::new(), Vec::new());
         for (_, sides, slots) in all {
             let (first, count) = (copies.len() as u32, slots.len() as u32);
@@ -189,7 +243,7 @@ impl<L: Launcher> Queue<L> {
         }
         let mut parcel = Parcel::default();
         let (copies, part) = (parcel.add(&copies), parcel.add(&pages));
-        let base = parcel.send(launcher, &mut self.jobs)?;
+        let base = self.send(launcher, &parcel)?;
         let args = CopySlots { copies: copies.at(base), pages: part.at(base) };
         launch(launcher, COPY_SLOTS, [pages.len(), 2, 1], &args)
     }
@@ -260,7 +314,8 @@ mod tests {
     }
 
     fn launches(fill: impl FnOnce(&mut Queue<Counter>)) -> Vec<(&'static str, u32)> {
-        let (launcher, mut queue) = (Arc::new(Counter::default()), Queue::default());
+        let launcher = Arc::new(Counter::default());
+        let mut queue = Queue::new(&launcher).unwrap();
         fill(&mut queue);
         queue.flush(&launcher, 0).unwrap();
         let done = launcher.0.lock().unwrap().clone();

@@ -83,8 +83,8 @@ impl Backend for Faulty {
         self.cpu.seal(codecs, raw, positions, page, slot);
     }
 
-    fn attend(&self, call: &AttendCall<'_, Chunk>, results: Results<'_, '_>) {
-        self.cpu.attend(call, results);
+    fn attend(&self, call: &AttendCall<'_, Chunk>, results: Results<'_, '_>) -> Result<()> {
+        self.cpu.attend(call, results)
     }
 
     fn copy_slot(&self, codec: &HeadCodec, from: (&Page<Chunk>, usize), to: (&mut Page<Chunk>, usize)) {

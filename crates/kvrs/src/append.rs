@@ -148,6 +148,7 @@ impl<B: Backend> KvStore<B> {
             let row = (b, checked.columns[b].len());
             self.check_prompt(layer, sequence, prompts[b], row, queries.is_some())?;
         }
+        self.backend.admit(&self.plan.compiled(checked.types.window)?.layers[layer].codec)?;
         self.reserve_to(rows, &targets, &prompts)?;
         for (sequence, target) in rows.iter_mut().zip(&targets) {
             self.lend(layer, &all.layers[layer], sequence, *target)?;

@@ -47,10 +47,8 @@ impl<B: Backend> KvStore<B> {
         let first = |length: usize, queries: usize| length.saturating_sub(queries);
         let call =
             AttendCall { rows: attend_rows(layer, &rows, columns, first), ..call(plan, queries, None) };
-        self.backend.attend(
-            &call,
-            Results { out: Some(out), lse, received: None, value_tiles: Some(&self.value_tiles) },
-        );
+        let value_tiles = Some(&self.value_tiles);
+        self.backend.attend(&call, Results { out: Some(out), lse, received: None, value_tiles })?;
         self.backend.flush()
     }
 
@@ -72,7 +70,7 @@ impl<B: Backend> KvStore<B> {
         self.check_queries(plan, seqs.len(), queries, out, lse.as_deref())?;
         self.append_queried(layer, seqs, queries, tokens, |call, received| {
             let value_tiles = Some(&self.value_tiles);
-            self.backend.attend(call, Results { out: Some(out), lse, received, value_tiles });
+            self.backend.attend(call, Results { out: Some(out), lse, received, value_tiles })
         })
     }
 
@@ -90,9 +88,7 @@ impl<B: Backend> KvStore<B> {
         let plan = self.layer(layer)?;
         queries.check_alone(&plan.codec.shape, seqs.len(), self.backend.place())?;
         self.append_queried(layer, seqs, queries, tokens, |call, received| {
-            if let Some(received) = received {
-                self.attend_unseen(call, received);
-            }
+            received.map_or(Ok(()), |received| self.attend_unseen(call, received))
         })
     }
 
@@ -115,7 +111,7 @@ impl<B: Backend> KvStore<B> {
         seqs: &[SeqId],
         queries: &Queries<'_>,
         tokens: &Tokens<'_>,
-        attend: impl FnOnce(&AttendCall<'_, B::Chunk>, Option<Received<'_>>),
+        attend: impl FnOnce(&AttendCall<'_, B::Chunk>, Option<Received<'_>>) -> Result<()>,
     ) -> Result<()> {
         check_own(queries, tokens)?;
         let checked = self.check_tokens(layer, seqs.len(), tokens)?;
@@ -125,7 +121,7 @@ impl<B: Backend> KvStore<B> {
         let plan = self.layer(layer)?;
         let mut sums = observe::start(layer, plan, &rows, &checked);
         let call = own_call(layer, plan, &rows, &checked, queries);
-        attend(&call, sums.as_mut().map(Sums::received));
+        attend(&call, sums.as_mut().map(Sums::received))?;
         self.backend.flush()?;
         let seen = observe::look(&*self.backend, plan, &rows, &checked, Some(queries))?;
         observe::take(layer, plan, &mut rows, &checked, Some(queries), (sums, seen));

@@ -117,10 +117,12 @@ impl<B: Backend> Case<B> {
         let mut bytes = vec![0xFF; 4 * shape.iter().product::<usize>()];
         let mut lse = vec![f32::NAN; rows * heads * columns];
         let mut out = ViewMut::new("out", &mut bytes, Geometry::contiguous(Dtype::F32, shape)).unwrap();
-        backend.attend(
-            &self.call(),
-            Results { out: Some(&mut out), lse: Some(&mut lse), received: None, value_tiles: None },
-        );
+        backend
+            .attend(
+                &self.call(),
+                Results { out: Some(&mut out), lse: Some(&mut lse), received: None, value_tiles: None },
+            )
+            .unwrap();
         (bytes, lse.iter().map(|x| x.to_bits()).collect())
     }
 
@@ -136,10 +138,12 @@ impl<B: Backend> Case<B> {
         let pairs = (0..rows).flat_map(|row| (0..self.layer.shape.kv_heads).map(move |head| (row, head)));
         let mut sums: Vec<Vec<f32>> = pairs.map(|(row, head)| vec![0.0; tokens(row, head)]).collect();
         let received = Some(Received { reduce: Reduce::Mean, fold, sums: &mut sums });
-        backend.attend(&self.call(), Results { out: Some(&mut out), lse: None, received, value_tiles: None });
+        backend
+            .attend(&self.call(), Results { out: Some(&mut out), lse: None, received, value_tiles: None })
+            .unwrap();
         let mut alone: Vec<Vec<f32>> = sums.iter().map(|sums| vec![0.0; sums.len()]).collect();
         let received = Some(Received { reduce: Reduce::Mean, fold, sums: &mut alone });
-        backend.attend(&self.call(), Results { out: None, lse: None, received, value_tiles: None });
+        backend.attend(&self.call(), Results { out: None, lse: None, received, value_tiles: None }).unwrap();
         assert_eq!(sums, alone, "a call without outputs gives the same attention");
         let (plain, _) = self.run(backend);
         if self.q.shape[2] == 1 {

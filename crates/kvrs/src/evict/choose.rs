@@ -41,7 +41,7 @@ impl<B: Backend> KvStore<B> {
         if evict.joint && sequence.layers[layer].tables.iter().any(|table| !table.sealed().is_empty()) {
             return Ok(sequence.layers[layer].tables.iter().map(Ended::all).collect());
         }
-        let mut heads = self.facts(layer, plan, evict, sequence);
+        let mut heads = self.facts(layer, plan, evict, sequence)?;
         let (length, recent) = (sequence.layers[layer].length, evict.recent(budget));
         for head in &mut heads {
             head.droppable = droppable(&head.tokens, length, plan.rule.sinks, recent);
@@ -163,14 +163,14 @@ impl<B: Backend> KvStore<B> {
         plan: &LayerPlan,
         evict: &LayerEvict,
         sequence: &Sequence<B::Chunk>,
-    ) -> Vec<Ended> {
+    ) -> Result<Vec<Ended>> {
         let state = &sequence.layers[layer];
         let tokens = |table: &Table<B::Chunk>| Ended { tokens: table.live_indices(), ..Ended::default() };
         let mut heads: Vec<Ended> = state.tables.iter().map(tokens).collect();
         let needs = evict.policy.needs();
         match needs.attention {
             Some(attention) if evict.remembers() > 0 => {
-                self.vote(layer, plan, attention, sequence, &mut heads);
+                self.vote(layer, plan, attention, sequence, &mut heads)?;
             }
             Some(_) => heads.iter_mut().zip(&state.evict.heads).for_each(|(head, facts)| {
                 head.attention = facts.attention(head.tokens.len());
@@ -186,7 +186,7 @@ impl<B: Backend> KvStore<B> {
                 });
             }
         }
-        heads
+        Ok(heads)
     }
 
     /// Attention of the remembered queries.
@@ -197,12 +197,12 @@ impl<B: Backend> KvStore<B> {
         attention: Attention,
         sequence: &Sequence<B::Chunk>,
         heads: &mut [Ended],
-    ) {
+    ) -> Result<()> {
         let (length, known) = (sequence.layers[layer].length, sequence.layers[layer].evict.tail.len());
         let (Fold::Above, Queries::Last(n)) = (attention.fold, attention.queries) else {
-            let sums = self.tail_sums(layer, plan, attention, sequence, 0..known);
+            let sums = self.tail_sums(layer, plan, attention, sequence, 0..known)?;
             heads.iter_mut().zip(sums).for_each(|(head, sums)| head.attention = sums);
-            return;
+            return Ok(());
         };
         for head in &mut *heads {
             let mut history = History::new(n);
@@ -212,7 +212,7 @@ impl<B: Backend> KvStore<B> {
         for block in History::counted(n, length) {
             let from = |index: usize| (index + known).saturating_sub(length);
             let queries = from(block.start)..from(block.end);
-            let sums = self.tail_sums(layer, plan, attention, sequence, queries);
+            let sums = self.tail_sums(layer, plan, attention, sequence, queries)?;
             for (head, sums) in heads.iter_mut().zip(sums) {
                 let history = head.history.as_mut().expect("made above");
                 history.add(block.len(), &sums);
@@ -221,6 +221,7 @@ impl<B: Backend> KvStore<B> {
         for head in heads {
             head.attention = head.history.as_ref().expect("made above").totals();
         }
+        Ok(())
     }
 
     /// Attention that each kept token of each head received from a part of the remembered queries.
@@ -231,10 +232,10 @@ impl<B: Backend> KvStore<B> {
         attention: Attention,
         sequence: &Sequence<B::Chunk>,
         queries: Range<usize>,
-    ) -> Vec<Vec<f32>> {
+    ) -> Result<Vec<Vec<f32>>> {
         let state = &sequence.layers[layer];
         let mut sums: Vec<Vec<f32>> = state.tables.iter().map(|table| vec![0.0; table.kept()]).collect();
-        let Some((q, scale, softcap, sink_logits)) = state.evict.tail.view() else { return sums };
+        let Some((q, scale, softcap, sink_logits)) = state.evict.tail.view() else { return Ok(sums) };
         let first_index = state.length - state.evict.tail.len() + queries.start;
         let row = AttendRow {
             tables: state.tables.iter().collect(),
@@ -255,14 +256,18 @@ impl<B: Backend> KvStore<B> {
             top_k: None,
         };
         let received = Received { reduce: attention.reduce, fold: attention.fold, sums: &mut sums };
-        self.attend_unseen(&call, received);
-        sums
+        self.attend_unseen(&call, received)?;
+        Ok(sums)
     }
 
     /// Attends for the sake of the statistics alone.
-    pub(crate) fn attend_unseen(&self, call: &AttendCall<'_, B::Chunk>, received: Received<'_>) {
+    pub(crate) fn attend_unseen(
+        &self,
+        call: &AttendCall<'_, B::Chunk>,
+        received: Received<'_>,
+    ) -> Result<()> {
         let received = Some(received);
-        self.backend.attend(call, Results { out: None, lse: None, received, value_tiles: None });
+        self.backend.attend(call, Results { out: None, lse: None, received, value_tiles: None })
     }
 }
 
