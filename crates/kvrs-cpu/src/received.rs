@@ -124,13 +124,14 @@ impl Folding<'_> {
         }
         let mut given = Vec::with_capacity(self.parts * 16 * chunks);
         for sums in sums.chunks_exact(chunks.max(1)) {
-            for (sums, live) in sums.iter().zip(&kept.live) {
-                let (mut tokens, mut n) = (*sums, 0);
-                for (slot, sum) in sums.iter().enumerate() {
-                    tokens[n.min(slot)] = *sum;
-                    n += usize::from(live >> slot & 1);
+            for (sums, &live) in sums.iter().zip(&kept.live) {
+                if live == u16::MAX {
+                    given.extend_from_slice(sums);
+                } else {
+                    given.extend(
+                        sums.iter().enumerate().filter(|(slot, _)| live >> slot & 1 != 0).map(|(_, sum)| sum),
+                    );
                 }
-                given.extend_from_slice(&tokens[..n]);
             }
         }
         given

@@ -103,27 +103,47 @@ fn sums_of<S: Simd, const R: usize, const BF16: bool, const WHOLE: bool>(s: S, a
             weights[t][r] = row[t];
         }
     }
-    for c in 0..chunks {
-        let mut sums = [[s.splat_f(0.0); R]; 2];
-        for (t, (row, weights)) in args.page.chunks_exact(chunks).zip(&weights).enumerate() {
-            if !WHOLE && args.live >> t & 1 == 0 {
-                continue;
-            }
-            for half in 0..S::HALVES {
-                let x = load::<S, BF16>(s, &row[c], half);
-                for r in 0..R {
-                    sums[half][r] = s.mul_add(x, s.splat_f(weights[r]), sums[half][r]);
-                }
-            }
+    // Two vectors of channels at a time: the sums of one alone would wait for each other.
+    let vectors = chunks * S::HALVES;
+    for first in (0..vectors).step_by(2) {
+        if first + 1 < vectors {
+            add_vectors::<S, R, BF16, WHOLE, 2>(s, args, &weights, first);
+        } else {
+            add_vectors::<S, R, BF16, WHOLE, 1>(s, args, &weights, first);
         }
-        for line in 0..8 {
-            s.prefetch(args.next.wrapping_add((8 * c + line) * 64));
+    }
+}
+
+/// Adds the weighted sums of `N` vectors of channels from vector `first` on.
+#[inline(always)]
+fn add_vectors<S: Simd, const R: usize, const BF16: bool, const WHOLE: bool, const N: usize>(
+    s: S,
+    args: &mut RawValueArgs<'_>,
+    weights: &[[f32; R]; 16],
+    first: usize,
+) {
+    let chunks = args.page.len() / 16;
+    let mut sums = [[s.splat_f(0.0); R]; N];
+    for (t, (row, weights)) in args.page.chunks_exact(chunks).zip(weights).enumerate() {
+        if !WHOLE && args.live >> t & 1 == 0 {
+            continue;
         }
-        for half in 0..S::HALVES {
+        for n in 0..N {
+            let at = first + n;
+            let x = load::<S, BF16>(s, &row[at / S::HALVES], at % S::HALVES);
             for r in 0..R {
-                let to = &mut args.sums[r * chunks + c];
-                s.store_f(s.add(s.load_f(to, half), sums[half][r]), to, half);
+                sums[n][r] = s.mul_add(x, s.splat_f(weights[r]), sums[n][r]);
             }
+        }
+    }
+    for n in 0..N {
+        let at = first + n;
+        for line in 0..8 / S::HALVES {
+            s.prefetch(args.next.wrapping_add((8 / S::HALVES * at + line) * 64));
+        }
+        for r in 0..R {
+            let to = &mut args.sums[r * chunks + at / S::HALVES];
+            s.store_f(s.add(s.load_f(to, at % S::HALVES), sums[n][r]), to, at % S::HALVES);
         }
     }
 }
