@@ -231,7 +231,8 @@ impl<'a> Context<'a> {
         }
         let lse = self.write(unit, &mut result, &mut target.lock().unwrap_or_else(PoisonError::into_inner));
         for part in parts {
-            part.given = part.weights.take().map_or(Vec::new(), |weights| self.fold(unit, &weights, &lse));
+            part.given =
+                part.weights.take().map_or(Vec::new(), |mut weights| self.fold(unit, &mut weights, &lse));
         }
     }
 

@@ -62,8 +62,8 @@ impl<'a> Context<'a> {
         if self.alone(unit) {
             let target = &mut target.lock().unwrap_or_else(PoisonError::into_inner);
             let lse = self.write(unit, &mut partial, target);
-            if let Some(weights) = weights.take() {
-                given = self.fold(unit, &weights, &lse);
+            if let Some(mut weights) = weights.take() {
+                given = self.fold(unit, &mut weights, &lse);
                 workspace.received = weights;
             }
         }

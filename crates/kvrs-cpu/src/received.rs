@@ -8,6 +8,7 @@ use crate::simd::received::ReceivedArgs;
 use kvrs_codec::desc::TILE;
 use kvrs_core::page::Entry;
 use kvrs_core::statistics::{Fold, Reduce};
+use std::mem::take;
 
 /// A page of a table, and where its tokens stand in their job.
 pub(crate) struct Placed<'e, C> {
@@ -28,6 +29,9 @@ pub(crate) struct Weights {
     runs: Vec<Run>,
     /// Slots of the job's chunks that hold a token.
     live: Vec<u16>,
+    /// What [`Folding::run`] adds up in.
+    sums: Vec<[f32; 16]>,
+    factors: Vec<f32>,
 }
 
 /// Weights of neighbouring rows over neighbouring chunks of the job.
@@ -111,10 +115,11 @@ pub(crate) struct Folding<'a> {
 
 impl Folding<'_> {
     /// What the rows give to the tokens of a job: `[part][token]`.
-    pub(crate) fn run(self, kept: &Weights) -> Vec<f32> {
+    pub(crate) fn run(self, kept: &mut Weights) -> Vec<f32> {
         let chunks = kept.live.len();
-        let mut sums = vec![[0.0; 16]; self.parts * chunks];
-        let mut factors = Vec::new();
+        let (mut sums, mut factors) = (take(&mut kept.sums), take(&mut kept.factors));
+        sums.clear();
+        sums.resize(self.parts * chunks, [0.0; 16]);
         for run in &kept.runs {
             let per_part = self.queries * self.heads;
             for first in (0..run.rows).step_by(per_part) {
@@ -134,6 +139,7 @@ impl Folding<'_> {
                 }
             }
         }
+        (kept.sums, kept.factors) = (sums, factors);
         given
     }
 
@@ -191,7 +197,7 @@ fn add_scalar(args: &mut ReceivedArgs<'_>) {
 
 impl Context<'_> {
     /// What the rows of a unit, whose log-sum-exps are `lse`, give to the tokens of a job: `[head of the group][token]`.
-    pub(crate) fn fold(&self, unit: &Unit, kept: &Weights, lse: &[f32]) -> Vec<f32> {
+    pub(crate) fn fold(&self, unit: &Unit, kept: &mut Weights, lse: &[f32]) -> Vec<f32> {
         let Some((reduce, fold)) = self.asked else { return Vec::new() };
         let folding = Folding {
             kernels: self.kernels,
@@ -266,7 +272,7 @@ mod tests {
             let (lse, even) = (&[0.0; 4], &[1.0 / 2.0 + 1e-6, 1.0 / 3.0]);
             let folding = Folding { kernels, parts: 1, queries: 2, heads: 2, reduce, fold, last, lse, even };
             let close = |x: f32| (x * 1e4).round() / 1e4;
-            folding.run(&kept(&QUERIES)).into_iter().map(close).collect::<Vec<_>>()
+            folding.run(&mut kept(&QUERIES)).into_iter().map(close).collect::<Vec<_>>()
         });
         all.reduce(|a, b| {
             assert_eq!(a, b);
@@ -307,7 +313,7 @@ mod tests {
             lse: &[NEVER],
             even: &[],
         };
-        assert_eq!(folding.run(&kept(&[[0.0; 3]])), [0.0; 3]);
+        assert_eq!(folding.run(&mut kept(&[[0.0; 3]])), [0.0; 3]);
     }
 
     #[test]
@@ -321,7 +327,7 @@ mod tests {
         let (reduce, fold) = (Reduce::Sum, Fold::Sum);
         let folding =
             Folding { kernels: None, parts: 1, queries: 2, heads: 1, reduce, fold, last: true, lse, even };
-        let given: Vec<f32> = folding.run(&kept).into_iter().step_by(16).collect();
+        let given: Vec<f32> = folding.run(&mut kept).into_iter().step_by(16).collect();
         assert_eq!(given, [4.0, 6.0, 0.0, 8.0, 10.0]);
     }
 }

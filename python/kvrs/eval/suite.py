@@ -46,9 +46,9 @@ SUITES = {
     ),
     "qwen": Suite(
         ("turboquant:4", "turboquant:3", "turboquant:2", "turboquant:4,offset=off"),
-        ("turboquant:4", "raw16,evict=snapkv:1024"),
+        ("turboquant:4", "turboquant:4,evict=snapkv:512"),
         length=2048,
-        depths=4,
+        depths=3,
     ),
 }
 

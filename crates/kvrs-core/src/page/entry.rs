@@ -114,7 +114,7 @@ impl<C> Entry<C> {
     }
 
     /// Kills the tokens that `gone(index)` names.
-    pub(super) fn kill(&mut self, gone: impl Fn(usize) -> bool) {
+    pub(super) fn kill(&mut self, mut gone: impl FnMut(usize) -> bool) {
         let dead = bits(self.live).filter(|&slot| gone(self.index(slot)));
         self.live &= !dead.fold(0u64, |bits, slot| bits | 1 << slot);
     }

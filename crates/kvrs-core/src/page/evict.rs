@@ -9,10 +9,21 @@ use super::table::{Table, Zone};
 const NEAR: usize = 4;
 
 impl<C> Table<C> {
-    /// Kills the sealed tokens that `keep(index)` does not want; returns the pages that this emptied, without those
-    /// that another table shares.
-    pub fn evict_sealed(&mut self, keep: impl Fn(usize) -> bool) -> Vec<Page<C>> {
-        self.sealed.iter_mut().for_each(|entry| entry.kill(|index| !keep(index)));
+    /// Kills the sealed tokens that are not among the ascending `kept`; returns the pages that this emptied, without
+    /// those that another table shares.
+    pub fn evict_sealed(&mut self, kept: &[usize]) -> Vec<Page<C>> {
+        let mut at = 0;
+        let mut gone = |index: usize| {
+            // Tokens mostly ascend from page to page, so most are found where the last was.
+            at = match kept.get(at) {
+                Some(&next) if next == index => at,
+                _ => kept.partition_point(|&next| next < index),
+            };
+            let stays = kept.get(at) == Some(&index);
+            at += usize::from(stays);
+            !stays
+        };
+        self.sealed.iter_mut().for_each(|entry| entry.kill(&mut gone));
         let empty = self.sealed.extract_if(.., |entry| entry.live == 0);
         empty.filter_map(Entry::into_page).collect()
     }

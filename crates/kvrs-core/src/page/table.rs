@@ -279,8 +279,10 @@ impl<C> Table<C> {
     /// Indices of the live tokens, ascending.
     #[must_use]
     pub fn live_indices(&self) -> Vec<usize> {
-        let slots = self.entries().flat_map(Entry::live_slots);
-        let mut indices: Vec<usize> = slots.map(|(_, index)| index).collect();
+        let mut indices = Vec::with_capacity(self.kept());
+        for entry in self.entries() {
+            indices.extend(entry.live_slots().map(|(_, index)| index));
+        }
         indices.sort_unstable(); // pages of two packed classes may lie one behind the other
         indices
     }

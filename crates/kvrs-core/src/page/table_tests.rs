@@ -86,7 +86,8 @@ impl Model {
     fn thin(&mut self, seed: u64, of: u64, sinks: usize) {
         let raw = self.table.window().front().map_or(self.length, |entry| entry.index(0));
         let before = self.table.sealed().len();
-        let mut freed = self.table.evict_sealed(|index| wanted(seed, of, index)).len();
+        let kept: Vec<usize> = (0..self.length).filter(|&index| wanted(seed, of, index)).collect();
+        let mut freed = self.table.evict_sealed(&kept).len();
         self.tokens.retain(|&index, _| index < sinks || index >= raw || wanted(seed, of, index));
         let memory = &mut self.memory;
         freed += self

@@ -22,14 +22,13 @@ pub fn droppable(tokens: &[usize], length: usize, sinks: usize, recent: usize) -
 pub fn select(scores: &[f32], droppable: Range<usize>, picks: usize) -> Vec<usize> {
     let outside = scores.len() - droppable.len();
     let picks = picks.max(usize::from(outside == 0)).min(droppable.len());
-    let mut ranks: Vec<u64> = droppable.clone().map(|i| rank(scores[i], i)).collect();
-    if picks < ranks.len() {
-        ranks.select_nth_unstable_by(picks, |a, b| b.cmp(a));
-        ranks.truncate(picks);
+    if picks == droppable.len() {
+        return (0..scores.len()).collect();
     }
-    let mut best: Vec<usize> = ranks.into_iter().map(|rank| !(rank as u32) as usize).collect();
-    best.sort_unstable();
-    (0..droppable.start).chain(best).chain(droppable.end..scores.len()).collect()
+    let mut ranks: Vec<u64> = droppable.clone().map(|i| rank(scores[i], i)).collect();
+    let (_, &mut best_gone, _) = ranks.select_nth_unstable_by(picks, |a, b| b.cmp(a));
+    let stays = |i: &usize| !droppable.contains(i) || rank(scores[*i], *i) > best_gone;
+    (0..scores.len()).filter(stays).collect()
 }
 
 /// A number that is larger for what is better kept; the place is in its lower half, inverted.

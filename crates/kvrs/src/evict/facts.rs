@@ -26,8 +26,14 @@ impl HeadFacts {
     pub(crate) fn keep(&mut self, kept: &[usize], n: usize) {
         let places = |len: usize| kept.iter().copied().chain(n..len).filter(move |i| *i < len);
         let pick = |x: &mut Vec<f32>| {
-            *x = places(x.len()).map(|i| x[i]).collect();
-            x.shrink_to_fit();
+            let mut to = 0;
+            for from in places(x.len()) {
+                x[to] = x[from];
+                to += 1;
+            }
+            x.truncate(to);
+            // Room for the next tokens stays, that of a whole prompt does not.
+            x.shrink_to(to + to / 4);
         };
         pick(&mut self.attention);
         pick(&mut self.norms);
@@ -54,7 +60,10 @@ impl HeadFacts {
 
     /// Where the sums of a call start that brings `tokens` tokens to `kept` ones.
     pub(crate) fn start(&self, fold: Fold, kept: usize, tokens: usize) -> Vec<f32> {
-        let mut sums = if fold == Fold::Sum { self.attention.clone() } else { Vec::new() };
+        let mut sums = Vec::with_capacity(kept + tokens);
+        if fold == Fold::Sum {
+            sums.extend_from_slice(&self.attention);
+        }
         sums.resize(kept + tokens, 0.0);
         sums
     }

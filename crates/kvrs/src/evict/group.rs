@@ -61,7 +61,7 @@ impl<B: Backend> KvStore<B> {
         (table, supply): (&mut Table<B::Chunk>, &mut Supply<B::Chunk>),
         kept: &[usize],
     ) {
-        for page in table.evict_sealed(|index| kept.binary_search(&index).is_ok()) {
+        for page in table.evict_sealed(kept) {
             supply.put(page);
         }
         let class = plan.target();
