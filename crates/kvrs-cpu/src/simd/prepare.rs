@@ -109,24 +109,33 @@ pub(crate) fn wide_query<S: Simd>(s: S, args: QueryArgs<'_>) -> Prepared {
     }
     let most = WIDE_LIMIT / s.reduce_add(meeting).max(TINY);
     let factor = (32767.0 / s.reduce_max4([largest; 4])[0].max(TINY)).min(most);
-    for (quad, four) in z.as_flattened().as_chunks::<4>().0.iter().enumerate() {
-        let [low, high] = word_pairs(four, factor);
-        digits[2 * quad * rows + row] = low;
-        digits[(2 * quad + 1) * rows + row] = high;
+    for (c, chunk) in z.iter().enumerate() {
+        let mut words = [0.0; 16];
+        for half in 0..S::HALVES {
+            s.store_f(words_of(s, s.load_f(chunk, half), factor), &mut words, half);
+        }
+        for (q, four) in words.as_chunks::<4>().0.iter().enumerate() {
+            let (quad, [low, high]) = (4 * c + q, word_pairs(four));
+            digits[2 * quad * rows + row] = low;
+            digits[(2 * quad + 1) * rows + row] = high;
+        }
     }
     Prepared { digit: 1.0 / factor, sum: s.reduce_add(sum) }
 }
 
-/// Elements 0 and 2, then 1 and 3, as words of an i32.
+/// `x * factor`, at most 2^15, rounded to integers: they are the low words of the result's bits.
 #[inline(always)]
-fn word_pairs(four: &[f32; 4], factor: f32) -> [i32; 2] {
-    let digit = [
-        (four[0] * factor).round_ties_even() as i32,
-        (four[1] * factor).round_ties_even() as i32,
-        (four[2] * factor).round_ties_even() as i32,
-        (four[3] * factor).round_ties_even() as i32,
-    ];
-    [(digit[0] & 0xffff) | (digit[2] << 16), (digit[1] & 0xffff) | (digit[3] << 16)]
+fn words_of<S: Simd>(s: S, x: S::F, factor: f32) -> S::F {
+    // From here on a step of f32 is 1.
+    const ONES: f32 = 1.5 * (1 << 23) as f32;
+    s.mul_add(x, s.splat_f(factor), s.splat_f(ONES))
+}
+
+/// The low words of elements 0 and 2, then 1 and 3, in an i32.
+#[inline(always)]
+fn word_pairs(four: &[f32; 4]) -> [i32; 2] {
+    let pair = |low: f32, high: f32| ((low.to_bits() & 0xffff) | (high.to_bits() << 16)).cast_signed();
+    [pair(four[0], four[2]), pair(four[1], four[3])]
 }
 
 /// Bytes of weights times token scales `[page][row][quad][Simd::SPREAD]`, for `rows` <= [`ROWS`] rows.
@@ -253,10 +262,15 @@ pub(crate) fn wide_weights<S: Simd>(
             let [largest, sums] = measure(s, weights, &factors);
             let factor = 32767.0 / s.reduce_max4([largest; 4])[0].max(TINY);
             prepared[row] = Prepared { digit: 1.0 / factor, sum: s.reduce_add(sums) };
-            let weights = weights.as_flattened().as_chunks::<4>().0.iter();
-            let factors = factors.as_flattened().as_chunks::<4>().0;
-            for ((digits, w), f) in digits[row].iter_mut().zip(weights).zip(factors) {
-                *digits = word_pairs(&[w[0] * f[0], w[1] * f[1], w[2] * f[2], w[3] * f[3]], factor);
+            for tile in 0..TILES {
+                let mut words = [0.0; 16];
+                for half in 0..S::HALVES {
+                    let x = s.mul(s.load_f(&weights[tile], half), s.load_f(&factors[tile], half));
+                    s.store_f(words_of(s, x, factor), &mut words, half);
+                }
+                for (quad, four) in words.as_chunks::<4>().0.iter().enumerate() {
+                    digits[row][4 * tile + quad] = word_pairs(four);
+                }
             }
         }
     }
