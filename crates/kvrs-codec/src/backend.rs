@@ -172,8 +172,8 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// device's order.
     ///
     /// # Errors
-    /// A device that failed to write what any call gave it, early or late: from then on it tells every call, for nobody
-    /// knows what its pages hold.
+    /// A device that failed to write what any call gave it or to read what it was to decode, early or late: from then on
+    /// it tells every call, for nobody knows what its pages hold.
     fn flush(&self) -> kvrs_core::Result<()> {
         Ok(())
     }
@@ -208,7 +208,8 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
         slot: usize,
     );
 
-    /// Attends, in memory that grows with what is kept, never with its square.
+    /// Attends, in memory that grows with what is kept, never with its square, after everything that was called before;
+    /// nothing of it waits.
     ///
     /// # Errors
     /// What a device says, to this call and to no other: the results are not to be used then.
@@ -231,14 +232,14 @@ pub trait Backend: ChunkSource + Send + Sync + 'static {
     /// What a device says, to the call that needs the bytes and to no other: `out` is not the page's then.
     fn read_page(&self, page: &Page<Self::Chunk>, out: &mut [u8]) -> kvrs_core::Result<()>;
 
-    /// Fills a page with as many bytes of host memory.
+    /// Fills a page with as many bytes of host memory, after everything that was called before; nothing of it waits.
     ///
     /// # Errors
     /// What a device says, to the call that gives the bytes and to no other: the page does not hold them then.
     fn write_page(&self, page: &mut Page<Self::Chunk>, bytes: &[u8]) -> kvrs_core::Result<()>;
 
     /// Decodes one side of an entry's live slots for a head of its group, ascending: `[live slots][dim]` instead of what
-    /// `out` held.
+    /// `out` held. What goes wrong on a device [`Backend::flush`] says.
     fn decode_live(
         &self,
         codec: &HeadCodec,

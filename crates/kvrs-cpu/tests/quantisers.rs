@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::specs::codec;
+use common::specs::{codec, one_head};
 use common::{Rng, Tensor, exact};
 use half::f16;
 use kvrs_codec::backend::{AttendCall, AttendRow, Backend, RawRows, Results};
@@ -11,8 +11,8 @@ use kvrs_codec::codec::LayerCodec;
 use kvrs_codec::quant;
 use kvrs_codec::view::Geometry;
 use kvrs_codec::{Dtype, HeadCodec, Side, ViewMut};
+use kvrs_core::Rope;
 use kvrs_core::page::{Arena, Page, Table, Zone};
-use kvrs_core::{LayerShape, Rope};
 use kvrs_cpu::memory::{Chunk, bytes, bytes_mut};
 use kvrs_cpu::{Cpu, Isa};
 use std::sync::Arc;
@@ -63,14 +63,7 @@ impl Case {
     fn new((keys, values, d): (&str, &str, usize), centred: bool) -> Self {
         let mut rng = Rng(d as u64 + 7);
         let rope = Rope::new(1e4);
-        let shape = LayerShape {
-            query_heads: HEADS,
-            kv_heads: 1,
-            key_dim: d,
-            value_dim: d,
-            rope: Some(rope.clone()),
-            sliding: None,
-        };
+        let shape = one_head(HEADS, d, &rope);
         let constants = [rng.vector(d, 2.0), rng.vector(d, 1.0)].map(|c| centred.then(|| Arc::from(c)));
         let layer = |keys, values| {
             let packed = codec((keys, values, d), Dtype::F16, &rope, constants.clone());

@@ -78,10 +78,11 @@ fn fix<L: Launcher>(
     let (sides, sinks) = (parcel.add(&sides), call.sink_logits.map(|sinks| parcel.add(sinks)));
     let base = parcel.send(&cuda.stream.launcher, &mut workspace.constants)?;
     let lse = if lse_len > 0 { workspace.lse.of(&cuda.stream.launcher, 4 * lse_len)? } else { 0 };
-    let tiles = if count_tiles { workspace.tiles.of(&cuda.stream.launcher, 16)? } else { 0 };
+    let mut tiles = 0;
     if count_tiles {
-        // SAFETY: the buffer has room for two counts.
-        unsafe { cuda.stream.launcher.upload(&[0; 16], tiles) }?;
+        let counts = workspace.tiles.hold(&cuda.stream.launcher, 16)?;
+        counts.fill(&[0; 16])?;
+        tiles = counts.address;
     }
     let values = out.is_some();
     let out = out.map_or_else(args::View::default, view_mut);

@@ -62,8 +62,7 @@ impl<L: Launcher> DeviceCodec<L> {
         let (length, _) = lay_out(codec, 0);
         let memory = Allocation::new(launcher, length.bytes().len())?;
         let (parcel, places) = lay_out(codec, memory.address);
-        // SAFETY: both parcels have the same parts, so the allocation has room for the second.
-        unsafe { launcher.upload(parcel.bytes(), memory.address) }?;
+        memory.fill(parcel.bytes())?;
         let decode = decodable(codec);
         let encoders = encodable(codec).then(|| places.encoders.at(memory.address));
         let side = places.side.map(|part| part.at(memory.address));

@@ -24,9 +24,15 @@ impl<L: Launcher> Allocation<L> {
     /// Device memory with these bytes.
     pub(crate) fn of(launcher: &Arc<L>, bytes: &[u8]) -> Result<Self> {
         let new = Self::new(launcher, bytes.len().max(1))?;
-        // SAFETY: the allocation has room for all bytes.
-        unsafe { launcher.upload(bytes, new.address) }?;
+        new.fill(bytes)?;
         Ok(new)
+    }
+
+    /// Copies host bytes to its beginning.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<()> {
+        assert!(bytes.len() <= self.bytes, "an allocation has room for what is put there");
+        // SAFETY: it has, by the check above.
+        unsafe { self.launcher.upload(bytes, self.address) }
     }
 }
 
@@ -163,11 +169,20 @@ impl<L: Launcher> Default for Buffer<L> {
 impl<L: Launcher> Buffer<L> {
     /// The address of at least `bytes` bytes, whose content is anything.
     pub(crate) fn of(&mut self, launcher: &Arc<L>, bytes: usize) -> Result<u64> {
-        if self.0.as_ref().is_none_or(|held| held.bytes < bytes) {
-            self.0 = None;
-            self.0 = Some(Allocation::new(launcher, bytes.next_power_of_two().max(4096))?);
-        }
-        Ok(self.0.as_ref().map_or(0, |held| held.address))
+        Ok(self.hold(launcher, bytes)?.address)
+    }
+
+    /// At least `bytes` bytes, whose content is anything.
+    pub(crate) fn hold(&mut self, launcher: &Arc<L>, bytes: usize) -> Result<&Allocation<L>> {
+        let held = match self.0.take() {
+            Some(held) if held.bytes >= bytes => held,
+            // What was too small is free before more is asked for.
+            small => {
+                drop(small);
+                Allocation::new(launcher, bytes.next_power_of_two().max(4096))?
+            }
+        };
+        Ok(self.0.insert(held))
     }
 }
 
@@ -202,9 +217,8 @@ impl Parcel {
 
     /// Sends everything into `buffer`; its base.
     pub(crate) fn send<L: Launcher>(&self, launcher: &Arc<L>, buffer: &mut Buffer<L>) -> Result<u64> {
-        let base = buffer.of(launcher, self.bytes.len())?;
-        // SAFETY: the buffer has room for all bytes.
-        unsafe { launcher.upload(&self.bytes, base) }?;
-        Ok(base)
+        let memory = buffer.hold(launcher, self.bytes.len())?;
+        memory.fill(&self.bytes)?;
+        Ok(memory.address)
     }
 }

@@ -196,7 +196,7 @@ impl<L: Launcher> Queue<L> {
             for rows in rows.chunks(JOBS / size_of::<RawRow>()) {
                 let mut parcel = Parcel::default();
                 let part = parcel.add(rows);
-                let base = self.send(launcher, &parcel)?;
+                let base = self.send(&parcel)?;
                 let Source { k, v, limit } = *source;
                 let args = StoreRaw { rows: part.at(base), k, v, refused, limit, pad: 0 };
                 launch(launcher, STORE_RAW, [rows.len(), 2, 1], &args)?;
@@ -216,10 +216,8 @@ impl<L: Launcher> Queue<L> {
     }
 
     /// Sends jobs to where the last launch's were.
-    fn send(&self, launcher: &Arc<L>, parcel: &Parcel) -> Result<u64> {
-        assert!(parcel.bytes().len() <= self.jobs.bytes, "jobs have room");
-        // SAFETY: the allocation has room for all bytes.
-        unsafe { launcher.upload(parcel.bytes(), self.jobs.address) }?;
+    fn send(&self, parcel: &Parcel) -> Result<u64> {
+        self.jobs.fill(parcel.bytes())?;
         Ok(self.jobs.address)
     }
 
@@ -230,7 +228,7 @@ impl<L: Launcher> Queue<L> {
             job.positions = part.at(self.jobs.address) + (TILE_POSITIONS * tile) as u64;
         }
         let part = parcel.add(tiles);
-        let base = self.send(launcher, &parcel)?;
+        let base = self.send(&parcel)?;
         launch(launcher, ENCODE, [tiles.len(), 2, 1], &Encode { jobs: part.at(base) })
     }
 
@@ -243,7 +241,7 @@ impl<L: Launcher> Queue<L> {
         }
         let mut parcel = Parcel::default();
         let (copies, part) = (parcel.add(&copies), parcel.add(&pages));
-        let base = self.send(launcher, &parcel)?;
+        let base = self.send(&parcel)?;
         let args = CopySlots { copies: copies.at(base), pages: part.at(base) };
         launch(launcher, COPY_SLOTS, [pages.len(), 2, 1], &args)
     }
@@ -367,5 +365,22 @@ mod tests {
             queue.copy_slot(copy(5, 7), 0);
         });
         assert_eq!(done, [("kvrs_copy_slots", 2), ("kvrs_copy_slots", 1)]);
+    }
+
+    #[test]
+    fn jobs_that_need_more_memory_than_a_launch_has_take_several_and_none_is_lost() {
+        const MANY: u32 = 40_000;
+        let done = launches(|queue| {
+            for page in 0..u64::from(MANY) {
+                queue.store_raw(source(), &[row(1 << 20 | page)]);
+                queue.seal(&group(&[1 << 20 | page], 1 << 30 | page));
+                let copy = SlotCopy { from: 1 << 30 | page, to: 1 << 40 | page, from_slot: 0, to_slot: 0 };
+                queue.copy_slot(copy, 0);
+            }
+        });
+        for kernel in ["kvrs_store_raw", "kvrs_encode", "kvrs_copy_slots"] {
+            let counts: Vec<u32> = done.iter().filter(|(name, _)| *name == kernel).map(|(_, n)| *n).collect();
+            assert!(counts.len() > 1 && counts.iter().sum::<u32>() == MANY, "{kernel}: {counts:?}");
+        }
     }
 }

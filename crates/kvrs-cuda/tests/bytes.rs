@@ -6,13 +6,13 @@
 mod common;
 
 use common::pages::edit;
-use common::specs::codec;
+use common::specs::{codec, one_head};
 use common::{Rng, Tensor};
 use kvrs_codec::backend::{Backend, RawRows};
 use kvrs_codec::layout::movable;
 use kvrs_codec::{Dtype, HeadCodec, Place, quant};
+use kvrs_core::Rope;
 use kvrs_core::page::{Arena, Page};
-use kvrs_core::{LayerShape, Rope};
 use kvrs_cpu::{Cpu, Isa};
 use kvrs_cuda::{Cuda, Emulator};
 use std::sync::Arc;
@@ -78,14 +78,7 @@ impl Case {
     fn new((keys, values, d): (&str, &str, usize), window: Dtype, centred: bool) -> Self {
         let mut rng = Rng(d as u64 + 1);
         let rope = Rope::new(1e4);
-        let shape = LayerShape {
-            query_heads: 1,
-            kv_heads: 1,
-            key_dim: d,
-            value_dim: d,
-            rope: Some(rope.clone()),
-            sliding: None,
-        };
+        let shape = one_head(1, d, &rope);
         let constants = [rng.vector(d, 2.0), rng.vector(d, 1.0)].map(|c| centred.then(|| Arc::from(c)));
         let packed = codec((keys, values, d), window, &rope, constants);
         let raw = quant::raw(&shape, window).unwrap();

@@ -141,14 +141,14 @@ impl<B: Backend> KvStore<B> {
             .zip(&checked.columns)
             .map(|(s, columns)| grown(s.layers[layer].length, columns.len()))
             .collect::<Result<Vec<_>>>()?;
-        let all = self.compiled()?;
+        let all = self.plan.compiled(checked.types.window)?;
         let counts = rows.iter().zip(&checked.columns);
         let prompts: Vec<Prompt> = counts.map(|(s, columns)| s.next_prompt(all, columns.len())).collect();
         for (b, sequence) in rows.iter().enumerate() {
             let row = (b, checked.columns[b].len());
             self.check_prompt(layer, sequence, prompts[b], row, queries.is_some())?;
         }
-        self.backend.admit(&self.plan.compiled(checked.types.window)?.layers[layer].codec)?;
+        self.backend.admit(&all.layers[layer].codec)?;
         self.reserve_to(rows, &targets, &prompts)?;
         for (sequence, target) in rows.iter_mut().zip(&targets) {
             self.lend(layer, &all.layers[layer], sequence, *target)?;

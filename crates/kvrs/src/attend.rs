@@ -48,8 +48,7 @@ impl<B: Backend> KvStore<B> {
         let call =
             AttendCall { rows: attend_rows(layer, &rows, columns, first), ..call(plan, queries, None) };
         let value_tiles = Some(&self.value_tiles);
-        self.backend.attend(&call, Results { out: Some(out), lse, received: None, value_tiles })?;
-        self.backend.flush()
+        self.backend.attend(&call, Results { out: Some(out), lse, received: None, value_tiles })
     }
 
     /// Attends over the stored past and the call's own tokens (exactly as given, causal), then appends them:
@@ -122,7 +121,6 @@ impl<B: Backend> KvStore<B> {
         let mut sums = observe::start(layer, plan, &rows, &checked);
         let call = own_call(layer, plan, &rows, &checked, queries);
         attend(&call, sums.as_mut().map(Sums::received))?;
-        self.backend.flush()?;
         let seen = observe::look(&*self.backend, plan, &rows, &checked, Some(queries))?;
         observe::take(layer, plan, &mut rows, &checked, Some(queries), (sums, seen));
         self.commit(layer, &mut rows, &checked)

@@ -2,7 +2,7 @@
 
 use kvrs_codec::quant::{self, CodecSpec, ConstantCache, SideContext};
 use kvrs_codec::{Dtype, HeadCodec, Side};
-use kvrs_core::Rope;
+use kvrs_core::{LayerShape, Rope};
 use std::sync::Arc;
 
 /// A codec by its name and settings in order.
@@ -23,6 +23,12 @@ pub(crate) fn spec(text: &str) -> CodecSpec {
     };
     let name = if words[0] == "prod" { "turboquant" } else { words[0] };
     serde_json::from_value(serde_json::json!({ "name": name, "params": params })).unwrap()
+}
+
+/// A layer of one key-value head of `d` channels.
+pub(crate) fn one_head(query_heads: usize, d: usize, rope: &Rope) -> LayerShape {
+    let rope = Some(rope.clone());
+    LayerShape { query_heads, kv_heads: 1, key_dim: d, value_dim: d, rope, sliding: None }
 }
 
 /// The codec of `d` channels with keys and values by their names, and what is taken out before encoding.

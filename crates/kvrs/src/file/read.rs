@@ -66,7 +66,6 @@ impl<B: Backend> KvStore<B> {
         let sequence = self.restore(&mut source, plan, images, supply)?;
         sequence.check()?;
         source.end()?;
-        self.backend.flush()?;
         Ok((sequence, types))
     }
 

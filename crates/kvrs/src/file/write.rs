@@ -100,8 +100,6 @@ impl<B: Backend> KvStore<B> {
         sink.out.write_all(&draft.header).map_err(|e| sink.failed(&e))?;
         draft.small.iter().try_for_each(|Array { bytes, .. }| sink.section(bytes))?;
         draft.pages.iter().try_for_each(|pages| self.write_pages(plan, &mut sink, pages))?;
-        // A device says late what went wrong in the jobs that made the pages.
-        self.backend.flush()?;
         sink.sums.push(crc32fast::hash(&draft.header));
         let sums: Vec<u8> = sink.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
         sink.out.write_all(&sums).map_err(|e| sink.failed(&e))
